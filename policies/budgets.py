@@ -111,7 +111,8 @@ class Admission:
         if code is Left.WINDOW_TOO_SHORT:
             needed = action.size / bytes_per_second(self.view, self.options)
             return (
-                f"{bytes_text(action.size)} take {needed:.0f} s at the rate seen, the window closes in "
+                f"{bytes_text(action.size)} take {needed:.0f} s at the rate "
+                f"{'seen' if self.view.measured_bytes_per_second else 'expected'}, the window leaves "
                 f"{self.seconds_left:.0f} s"
             )
         allowed = float(budgets.bytes_per_window or 0)

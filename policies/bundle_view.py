@@ -124,6 +124,7 @@ class TabletHistory:
     split_for_heat_at: float | None = None
     hot_polls: int = 0  # polls in a row over a heat threshold
     max_rate_5m: float | None = None  # highest rate (reads and writes) of the last five minutes
+    split_of: float | None = None  # the bytes of the tablet from which a split made it; None: none did
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ of the day counts less than the busiest, and one that does next to nothing does 
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from balancer.policies.bundle_view import BundleView, Floats
 from balancer.policies.day_parts import base_of, named, span_of, span_text
@@ -16,6 +17,10 @@ from balancer.policies.options import BundleOptions, PlannedLoad
 ALIKE = 0.05
 """Of a node's share: loads that differ by less on nodes with randomly placed tablets are one."""
 _QUIET = 1 / 16  # of the busiest part's load: less does not count
+FRONT_SHARE = 0.5
+"""Of a range table's writes, in its first or its last tablet: then its load follows its newest keys."""
+FEWEST = 3
+"""Tablets of a table that has a front: with fewer, an end is most of the table anyway."""
 NAMES = {
     "bytes": "bytes",
     "memory": "memory",
@@ -48,7 +53,8 @@ def day_columns(view: BundleView, rate: str) -> list[DimensionColumn]:
     """Reads or writes by part of the day."""
     profile = view.profile
     assert profile is not None
-    loads = [day_rates(view, rate, at) for at in range(len(profile.spans))]
+    fronts = behind_fronts(view)
+    loads = [day_rates(view, rate, at, fronts) for at in range(len(profile.spans))]
     totals = np.array([load.sum() for load in loads])
     busiest = float(totals.max(initial=0.0))
     kept = np.flatnonzero(totals > busiest * _QUIET).tolist()
@@ -90,13 +96,34 @@ def tablet_rate(view: BundleView, row: int, name: str) -> float:
     now = (view.tablets.write_rate if base == "write_rate" else view.tablets.read_rate)[row]
     if span is None or view.profile is None:
         return float(now)
-    rate = float(view.profile.rates[LOADS.index(base), row, view.profile.spans.index(span)])
-    return float(now) if np.isnan(rate) else rate
+    return float(day_rates(view, base, view.profile.spans.index(span))[row])
 
 
-def day_rates(view: BundleView, rate: str, at: int) -> Floats:
-    """T: one load in one part of the day. A tablet that was not seen in it counts with what it does now."""
+def day_rates(view: BundleView, rate: str, at: int, fronts: npt.NDArray[np.bool_] | None = None) -> Floats:
+    """T: one load in one part of the day. A tablet that was not seen in it counts with what it does now, and so does
+    one behind a front (`fronts`: which these are, if the caller knows)."""
     assert view.profile is not None
     found = view.profile.rates[LOADS.index(rate), :, at]
     now = view.tablets.write_rate if rate == "write_rate" else view.tablets.read_rate
-    return np.where(np.isnan(found), now, found)
+    return np.where(np.isnan(found) | (behind_fronts(view) if fronts is None else fronts), now, found)
+
+
+def behind_fronts(view: BundleView) -> npt.NDArray[np.bool_]:
+    """T: tablets of range tables most of whose writes go to one end, where the keys grow.
+
+    Each was the front once, in some hours of one day, and will not be again: what they do now is what they will do.
+    """
+    rates = view.tablets.write_rate
+    shapes = [
+        (table.first, table.last) for table in view.tables if not table.hash and table.last - table.first >= FEWEST
+    ]
+    found = np.zeros(len(rates), dtype=np.bool_)
+    if not shapes:
+        return found
+    first, last = np.array(shapes, dtype=np.int64).T
+    sums = np.concatenate([[0.0], np.cumsum(rates)])
+    ends = np.maximum(rates[first], rates[last - 1])
+    fronts = (ends > 0) & (ends >= FRONT_SHARE * (sums[last] - sums[first]))
+    for low, high in zip(first[fronts].tolist(), last[fronts].tolist(), strict=True):
+        found[low:high] = True
+    return found

@@ -37,6 +37,7 @@ Levels = npt.NDArray[np.uint16]  # LOADS × tablets: one hour
 Parents = Mapping[int, tuple[tuple[int, ...], int]]
 """Tablets that splits and merges have made: the tablets that each was made from, and how many were made from them."""
 
+_REPEATED = 0.25  # of an hour's mean: a tablet that does less on the day after has not repeated it
 _LEAST = 0.1  # rows per second: a lower rate is next to none
 _OCTAVE = 2167.0  # levels between a rate and its double
 _HIGHEST = 0xFDFF  # so that the coarse level of no rate is COARSE_UNKNOWN
@@ -179,7 +180,9 @@ def fold(profile: DayProfile, gathered: Gathered) -> DayProfile:
     with np.errstate(invalid="ignore", divide="ignore"):
         measured = gathered.rows / gathered.seconds
         mean = old + (measured - old) * (weight / (np.float32(before) + weight))
-    mean = np.where(np.isnan(old), measured, mean)
+        # A peak that the day after did not repeat was none of the day: it is forgotten at once, not learned away.
+        passed = (measured < _REPEATED * old) & (weight >= KNOWN)
+    mean = np.where(np.isnan(old) | passed, measured, mean)
     levels = levels_of(np.where(gathered.seconds > 0, mean, old))
     return replace(
         profile,

@@ -248,8 +248,9 @@ def _cold_obstacle(scope: Scope, rows: range, size: int) -> tuple[str, str] | No
     if not scope.table_options.enable_auto_reshard:
         return TABLE_OFF
     bounds = table_bounds(scope.view, scope.options, scope.table)
-    if size > bounds.max:
-        return "merged-too-large", f"{bytes_text(bounds.max)} is the most"
+    if size > bounds.desired:
+        # Up to the most that a tablet may have, it would soon be split again.
+        return "merged-too-large", f"{bytes_text(bounds.desired)} is the desired size"
     if scope.count + scope.added <= bounds.min_count:
         return "min-tablet-count", f"min_tablet_count is {bounds.min_count}"
     if len(set(scope.node_indexes(rows))) > 1:

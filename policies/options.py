@@ -193,8 +193,8 @@ class TableOptions:
     enable_auto_tablet_move: bool = True
     """Whether its tablets are moved automatically."""
     min_tablet_size: Bytes | None = None
-    """As in the bundle. The table's three sizes are used only if all are set and strictly increasing. Larger: more
-    merges; smaller: fewer."""
+    """As in the bundle. The table's three sizes are used only if all are set and strictly increasing, as in YT; if not,
+    the bundle's are, and `config check` says so. Larger: more merges; smaller: fewer."""
     desired_tablet_size: Bytes | None = None
     """See `min_tablet_size`. Larger: fewer tablets; smaller: more."""
     max_tablet_size: Bytes | None = None

@@ -17,8 +17,9 @@ from balancer.policies.bundle_view import Floats, Ints
 from balancer.policies.joint import joint_moves
 from balancer.policies.objective import move_gains, move_overhead
 from balancer.policies.options import BundleOptions
-from balancer.policies.placement_limits import within
-from balancer.policies.placement_loads import Bools, LoadState, sums, tension, underuse
+from balancer.policies.placement_fill import Spread, make_spread
+from balancer.policies.placement_limits import crowded, within
+from balancer.policies.placement_loads import Bools, LoadState, Problem, sums, tension, underuse
 from balancer.policies.reasons import Left, Taken
 from balancer.policies.wanted_moves import CODES, URGENT, Moves
 
@@ -28,6 +29,7 @@ _JOINT_ROWS = 256  # moves among which sets that help together are searched for
 _QUIET = 6  # times `cool_down` without a migration after which a bundle counts as settled
 _PAIRED = 1.5  # how far over the start threshold a node must be for moves that help only together to begin with it
 _LOAD = CODES.index(Taken.LOAD)
+_FUNCTION = CODES.index(Taken.FUNCTION)
 _CAPACITY = CODES.index(Taken.CAPACITY)
 _URGENT = [CODES.index(code) for code in URGENT]
 _OBSTACLES = (
@@ -72,6 +74,8 @@ class Picker:
     disk_room: Floats = field(init=False)  # what leaves a node frees its room only when the move is done
     memory_room: Floats = field(init=False)
     limit_room: Floats = field(init=False)
+    counts: Ints = field(init=False)  # kinds×N: what leaves a node frees its place only when the move is done
+    spread: Spread | None = field(init=False)  # tablets of each table, as if the steps picked so far were done
     left: Ints = field(init=False)
     unsettled: tuple[int, ...] = ()  # moves that would help together, once the bundle has settled
 
@@ -79,6 +83,12 @@ class Picker:
         self.state = self.moves.before.copy()
         self.disk_room, self.memory_room = self.state.disk_room.copy(), self.state.memory_room.copy()
         self.limit_room = self.state.limit_room.copy()
+        self.counts = self.state.counts.copy()
+        if self.moves.problem.rivals is not None:
+            leaving, places = _leaving(self.moves.problem)
+            np.add.at(self.counts, (self.moves.problem.kinds[leaving], places), 1)
+        options = self.admission.options.placement
+        self.spread = make_spread(self.moves.problem, self.moves.before.owner, options.table_spread)
         self.left = self.moves.rows()
 
     def urgent(self) -> Iterator[MoveStep]:
@@ -217,20 +227,29 @@ class Picker:
         """How a set of moves begins; None if it cannot be finished with what is left of the budgets and room."""
         problem, admission = self.moves.problem, self.admission
         total = float(problem.sizes[list(rows)].sum())
-        if total > min(admission.bytes_left, admission.bytes_that_fit):
+        if total > min(admission.bytes_left, admission.bytes_that_fit) or not self._spread_fits(rows):
             return None
         if not self._earned(rows, total):
             self.unsettled = rows
             return None
         if self._together(rows):
             return MoveStep(rows, gain=gain)
+        return MoveStep(rows[:1], rows[1:], gain) if self._fit_in_turn(rows) else None
+
+    def _fit_in_turn(self, rows: tuple[int, ...]) -> bool:
+        """Whether each of them has room and may be on its target once those before it are done."""
+        problem, counts = self.moves.problem, self.counts.copy()
         disk, memory, rates = self.disk_room.copy(), self.memory_room.copy(), self.limit_room.copy()
         for row in rows:
             source, target = int(self.moves.before.owner[row]), int(self.moves.after.owner[row])
             if problem.sizes[row] > disk[target] or 0 < problem.memory[row] > memory[target]:
-                return None
+                return False
             if not within(problem.limited[row], rates[target]):
-                return None
+                return False
+            if problem.rivals is not None:
+                if crowded(problem, counts)[problem.kinds[row], target]:
+                    return False
+                counts[problem.kinds[row], [source, target]] += (-1, 1)
             for room, amount in (
                 (disk, problem.sizes[row]),
                 (memory, problem.memory[row]),
@@ -238,7 +257,7 @@ class Picker:
             ):
                 room[target] -= amount
                 room[source] += amount
-        return MoveStep(rows[:1], rows[1:], gain)
+        return True
 
     def _earned(self, rows: tuple[int, ...], total: float) -> bool:
         """Whether this many bytes are worth it: for a node far over the start threshold, or paid for by what has begun,
@@ -270,6 +289,12 @@ class Picker:
         cached = np.bincount(targets, weights=problem.memory[at], minlength=len(self.disk_room))
         room = (into <= self.disk_room) | (into == 0)
         rates = within(sums(targets, problem.limited[at], len(self.disk_room)), self.limit_room).all()
+        if problem.rivals is not None:
+            counts = self.counts.copy()
+            for row, target in zip(rows, targets.tolist(), strict=True):
+                if crowded(problem, counts)[problem.kinds[row], target]:
+                    return False
+                counts[problem.kinds[row], target] += 1
         return slots and bool(room.all() and rates and ((cached == 0) | (cached <= self.memory_room)).all())
 
     def _pick(self, step: MoveStep) -> MoveStep:
@@ -280,6 +305,10 @@ class Picker:
             self.disk_room[target] -= problem.sizes[row]
             self.memory_room[target] -= problem.memory[row]
             self.limit_room[target] -= problem.limited[row]
+            if problem.rivals is not None:
+                self.counts[problem.kinds[row], target] += 1
+            if self.spread is not None:
+                self.spread.move(int(problem.tables[row]), int(self.moves.before.owner[row]), target)
         self.left = self.left[~np.isin(self.left, step.rows)]
         return step
 
@@ -293,7 +322,25 @@ class Picker:
         able &= problem.sizes[rows] <= self.disk_room[targets]
         able &= (problem.memory[rows] == 0) | (problem.memory[rows] <= self.memory_room[targets])
         able &= within(problem.limited[rows], self.limit_room[targets])
+        if problem.rivals is None and self.spread is None:
+            return able
+        # A function alone decides about its tables, whatever rules say.
+        ruled = self.moves.codes[rows] != _FUNCTION
+        if problem.rivals is not None:
+            able &= ~(ruled & crowded(problem, self.counts)[problem.kinds[rows], targets])
+        if self.spread is not None:
+            able &= ~(ruled & self.spread.full(problem.tables[rows], targets))
         return able
+
+    def _spread_fits(self, rows: tuple[int, ...]) -> bool:
+        """Whether no node has too many tablets of a table once all of these are done."""
+        if self.spread is None:
+            return True
+        problem, at, counts = self.moves.problem, np.array(rows), self.spread.counts.copy()
+        targets = self.moves.after.owner[at]
+        np.subtract.at(counts, (problem.tables[at], self.moves.before.owner[at]), 1)
+        np.add.at(counts, (problem.tables[at], targets), 1)
+        return bool((counts[problem.tables[at], targets] <= self.spread.limits[problem.tables[at]]).all())
 
     def _slots_free(self, rows: Ints) -> Bools:
         taken = self.admission.busy
@@ -302,3 +349,12 @@ class Picker:
         free = np.array([node.id not in taken for node in self.moves.problem.nodes], dtype=np.bool_)
         able: Bools = free[self.moves.before.owner[rows]] & free[self.moves.after.owner[rows]]
         return able
+
+
+def _leaving(problem: Problem) -> tuple[Ints, Ints]:
+    """Tablets that migrations carry to another node at this moment, and where their rows still are."""
+    index = {node.id: at for at, node in enumerate(problem.nodes)}
+    rank = np.array([index[node.id] for node in problem.view.nodes] or [0], dtype=np.int64)
+    owner = rank[problem.view.tablets.node[problem.rows]]
+    rows = np.flatnonzero(owner != problem.home)
+    return rows, owner[rows]

@@ -66,6 +66,7 @@ class _Thrift:
             not self._limits_fit(row, back)
             or here == back
             or not self._may_return(row)
+            or self._is_full(row, back)
             or not self._fits(back, load, here, -load)[0]
         ):
             return False
@@ -96,6 +97,11 @@ class _Thrift:
         if problem.rivals is not None and crowded(problem, self.state.counts)[problem.kinds[row], back]:
             return False
         return bool((problem.due[back] > 0).any()) and bool(problem.allowed[problem.kinds[row], back])
+
+    def _is_full(self, row: int, back: int) -> bool:
+        """Whether its node has as many tablets of its table by now as it may have."""
+        table = self.problem.tables[[row]]
+        return self.spread is not None and bool(self.spread.full(table, np.array([back]))[0])
 
     def _limits_fit(self, row: int, back: int) -> bool:
         problem = self.problem

@@ -12,6 +12,7 @@ import numpy as np
 from balancer.policies.bundle_view import Action, ActionKind, BundleView, NodeChange, NodeCondition, PlanResult
 from balancer.policies.closing import overloaded_since
 from balancer.policies.figures import bytes_text
+from balancer.policies.finish_by import ANY, PARK, time_of_day
 from balancer.policies.placement_loads import Bools, build_problem, initial_state, tension, underuse
 from balancer.policies.plan import make_plan, restricted
 from balancer.policies.premake import timeless
@@ -88,6 +89,8 @@ class Simulation:
 
     def _progress(self, now: float) -> None:
         """Copies what a tick's time allows and finishes what is done."""
+        if self.scenario.finish_by == PARK and not self._opens(now):
+            return
         for flight in list(self.world.flights):
             flight.left -= self.scenario.rate * self.scenario.tick
             if flight.left <= 0:
@@ -98,14 +101,16 @@ class Simulation:
 
     def _plan(self, now: float) -> None:
         options = timeless(self.scenario.options)
-        left = self._window_left(now)
-        if left == 0.0:
+        opened = self._opens(now)
+        if not opened:
             options = restricted(options, balance=False, heat=False, closed_groups=frozenset())
         # Urgent moves do not wait for a window, so a closed one must not hold them to its length either.
+        left = self._seconds_left(now) if opened else None
         view = self.world.view(
-            now, options.heat, measured_bytes_per_second=self.scenario.rate, window_seconds_left=left or None
+            now, options.heat, measured_bytes_per_second=self.scenario.rate, window_seconds_left=left
         )
-        owed = self.world.owed(view, options) if left != 0.0 else []
+        # What belongs to something that has started goes on, unless all must be done with the window.
+        owed = self.world.owed(view, options) if opened or self.scenario.finish_by == ANY else []
         overloaded = overloaded_since(view, options, self.world.overloaded)
         self.world.overloaded = overloaded
         view = replace(view, balancing=self.world.tail.bytes, reshaped_last=self.world.reshaped_last)
@@ -129,14 +134,26 @@ class Simulation:
                 self.story.said.add(verdict)
                 self.story.lines.append((now, f"leave {verdict[0]}: {rejection.reason}"))
 
-    def _window_left(self, now: float) -> float | None:
-        """Seconds until the schedule closes; 0 if it is closed, None if it never does."""
+    def _opens(self, now: float) -> bool:
+        """Whether the schedule is open at this tick, or was since the last one: the daemon looks back likewise."""
         if self.is_open is None:
+            return True
+        last = int(now // 60)
+        first = max(min(last, int((now - self.scenario.tick) // 60) + 1), 0)
+        return any(self.is_open(minute % MINUTES_PER_DAY) for minute in range(first, last + 1))
+
+    def _seconds_left(self, now: float) -> float | None:
+        """Seconds until what starts now must be done; None: nothing says so."""
+        if self.is_open is None or self.scenario.finish_by == ANY:
             return None
         minute = int(now // 60)
+        by = time_of_day(self.scenario.finish_by)
+        if by is not None:
+            return (by - minute - 1) % MINUTES_PER_DAY * 60.0 + 60.0 - now % 60
         ahead = range(MINUTES_PER_DAY)
         closed = next((step for step in ahead if not self.is_open((minute + step) % MINUTES_PER_DAY)), None)
-        return None if closed is None else closed * 60.0
+        # A tick that comes late has as much time as the window had.
+        return None if closed is None else max(closed, 1) * 60.0
 
     def _change_condition(self, now: float, change: NodeChange) -> None:
         node = self.world.nodes[change.node]

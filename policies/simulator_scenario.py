@@ -6,6 +6,7 @@ One statement per line, `#` begins a comment. Sizes are like 10GB, times like 90
     run 3h                                    set tables.orders.min_tablet_count 4
     tick 1m                                   rate 200MB
     seed 7                                    schedule minutes % 20 == 0
+    finish_by window                          (any, window, park or 06:00, as in [migration]; any: starts are gated)
     nodes n1..n3 disk=1TB zone=east weight=1 memory=64GB used=10GB
     table orders hash 32 size=600GB writes=3000 reads=500 load=zipf:1.0 data=load on=n1,n2 memory=yes
     grow orders 500MB                         (per minute; at the end of a range, everywhere in a hash table)
@@ -32,6 +33,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
+from balancer.policies.finish_by import ANY, parse_finish_by
 from balancer.policies.options import GB, KB, MB, BundleOptions, GroupOptions, TableOptions
 
 _UNITS = {"B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": GB * KB}
@@ -71,6 +73,7 @@ class Scenario:
     seed: int = 1
     rate: float = 200.0 * MB  # bytes per second of one migration
     schedule: str = ""
+    finish_by: str = ANY
     options: BundleOptions = field(default_factory=BundleOptions)
     events: tuple[Statement, ...] = ()  # in the order of their times
     expectations: tuple[Statement, ...] = ()
@@ -179,12 +182,21 @@ def _setting(scenario: Scenario, statement: Statement) -> Scenario:
             changes = {"rate": parse_size(rest, line)}
         case "schedule":
             changes = {"schedule": rest}
+        case "finish_by":
+            changes = {"finish_by": _finish_by(rest, line)}
         case "set" if len(statement.words) == 2:
             path, value = statement.words
             changes = {"options": _set(scenario.options, path.split("."), value, line)}
         case _:
             raise ScenarioError(f"line {line}: {statement.text!r:.200} is not understood")
     return replace(scenario, **changes)
+
+
+def _finish_by(text: str, line: int) -> str:
+    try:
+        return parse_finish_by(text)
+    except ValueError as error:
+        raise ScenarioError(f"line {line}: finish_by {error}") from None
 
 
 def set_option(options: BundleOptions, path: str, value: str) -> BundleOptions:

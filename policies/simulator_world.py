@@ -149,7 +149,8 @@ class World:
         for tablet_id in made:
             known = self.history.get(tablet_id, TabletHistory())
             since = known.split_for_heat_at if heated is None else heated
-            self.history[tablet_id] = TabletHistory(last_migrated=now, split_for_heat_at=since)
+            whole = action.size if action.kind is ActionKind.SPLIT else known.split_of
+            self.history[tablet_id] = TabletHistory(last_migrated=now, split_for_heat_at=since, split_of=whole)
 
     def fail(self, flight: Flight, now: float) -> None:
         """Ends a migration that broke; its tablets stay as they were."""

@@ -6,12 +6,17 @@ small is merged with its sibling. Doubling and halving a whole table are the sam
 
 from math import log2
 
-from balancer.policies.bundle_view import ActionKind, Part
+from balancer.policies.bundle_view import ActionKind, Part, Rejection
 from balancer.policies.figures import bytes_text
 from balancer.policies.hash_leaves import MAX_MODULUS, Leaf, descendants
 from balancer.policies.sizes_bounds import SizeBounds
 from balancer.policies.sizes_range import UNLIMITED, may_reshard, merge_shares, outlier_text
 from balancer.policies.sizes_scope import Scope
+
+KEPT = 0.95
+"""The share of a tablet's bytes that a part of it must keep for the split to have been in vain."""
+TINY, TINY_LEVELS = 1 / 64, 3
+"""What vbuckets beside a large one may have of its bytes, and on how many levels, to be what splits in vain leave."""
 
 
 def plan_hash(scope: Scope, bounds: SizeBounds, outliers: list[int]) -> None:
@@ -53,7 +58,8 @@ def merge_leaf(scope: Scope, row: int, code: str, why: str, largest: int = UNLIM
     size = scope.total(rows)
     if size > largest:
         text = f"{why}, but with its sibling it would have {bytes_text(size)}, over {bytes_text(largest)}"
-        scope.reject(rows, ActionKind.MERGE, "merged-too-large", text)
+        # Not `reject`: the sibling is judged on its own, and may be so large that it must be split.
+        scope.rejections.append(Rejection(ActionKind.MERGE, scope.ids(rows), "merged-too-large", text))
         return
     scope.reshard(rows, 1, code, f"{why}: 2 become 1 of {bytes_text(size)}", (Part(leaf=parent),))
 
@@ -76,11 +82,48 @@ def _plan_split(scope: Scope, bounds: SizeBounds, row: int) -> None:
         levels += 1
     count = 1 << levels
     why = outlier_text(scope, bounds, row)
+    vain = _in_vain(scope, row)
+    if vain and scope.view.tablets.leaf(row).modulus * count <= MAX_MODULUS:
+        text = f"{why}, but {vain}: nearly all of it has one key, which no split divides"
+        scope.reject(range(row, row + 1), ActionKind.SPLIT, "one-key", text)
+        return
     if size // count < bounds.min:
         text = f"{why}, but {count} parts of {bytes_text(size // count)} would be merged again"
         scope.reject(range(row, row + 1), ActionKind.SPLIT, "no-good-count", text)
         return
     split_leaf(scope, row, count, "split-size", f"{why}: 1 becomes {count} of about {bytes_text(size // count)}")
+
+
+def _in_vain(scope: Scope, row: int) -> str:
+    """How it is known that a split would leave one part with everything; empty: it is not.
+
+    By what became of the split that made the tablet, as long as there is next to nothing beside it: a tablet that has
+    grown since has siblings that have grown. The split is forgotten one day; then several such siblings tell.
+    """
+    history, size = scope.view.history.get(scope.id(row)), scope.size(row)
+    before = history.split_of if history is not None else None
+    if before is not None and size >= KEPT * before and _deserted(scope, row, 1):
+        return f"the split that made it left it {bytes_text(size)} of {bytes_text(before)}"
+    return f"{TINY_LEVELS} splits in a row have left next to nothing beside it" if _deserted(scope, row) else ""
+
+
+def _deserted(scope: Scope, row: int, levels: int = TINY_LEVELS) -> bool:
+    """Whether next to nothing lies beside a vbucket, on so many levels."""
+    leaf, size, low, high = scope.view.tablets.leaf(row), scope.size(row), row, row + 1
+    for _ in range(levels):
+        sibling = leaf.sibling()
+        if sibling is None:
+            return False
+        start, end = sibling.start(), sibling.start() + sibling.width()
+        first, last = low, high
+        while scope.inside(low - 1) and scope.view.tablets.leaf(low - 1).start() >= start:
+            low -= 1
+        while scope.inside(high) and scope.view.tablets.leaf(high).start() < end:
+            high += 1
+        if scope.total(range(low, first)) + scope.total(range(last, high)) > TINY * size:
+            return False
+        leaf = Leaf(leaf.modulus // 2, leaf.remainder % (leaf.modulus // 2))
+    return True
 
 
 def _plan_merge(scope: Scope, bounds: SizeBounds, row: int, shares: dict[int, int] | None) -> None:

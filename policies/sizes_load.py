@@ -43,11 +43,12 @@ class LoadBounds:
         return self.too_small(size, metric) or (size < self.size and metric < self.metric)
 
     def ratios(self, size: float, metric: float) -> tuple[float, float]:
-        return size / self.size, metric / self.metric
+        return size / self.size, metric / self.metric if self.metric else 0.0
 
 
 def load_bounds(scope: Scope, sizes: SizeBounds, metrics: Floats) -> LoadBounds | None:
-    """The bounds of a table; None if it carries nothing, so that no size corresponds to the desired metric.
+    """The bounds of a table; None if it carries nothing, so that no size corresponds to the desired metric. With a
+    desired number of tablets only bytes are divided then.
 
     `sizes` are its bounds by bytes alone, which come from `desired_tablet_count` where that is set.
     """
@@ -57,6 +58,8 @@ def load_bounds(scope: Scope, sizes: SizeBounds, metrics: Floats) -> LoadBounds 
     desired = (
         metric / min(max(count, 1), MAX_TABLETS) if count is not None else scope.table_options.desired_tablet_metric
     )
+    if size and not metric and count is not None:
+        return LoadBounds(sizes.desired, 0.0, least, sizes.min, sizes.max)
     if not size or not metric or desired is None or desired <= 0:
         return None
     wanted = desired * size / metric

@@ -60,6 +60,10 @@ class ScheduleShape(Document):
     day: date = Field(description="today's date in that zone")
     strip: str = Field(description="today's 1440 minutes on the wall clock as bits, hexadecimal, first minute first")
     windows: list[WindowShape] = Field(description="the next ones")
+    too_short: str = Field(
+        default="",
+        description="that no tablet of the desired size fits into any of them, and which would; empty: some do",
+    )
 
 
 class ScheduleList(Listing[ScheduleShape]):

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from balancer.cli.output import Output, OutputOption, fail, say, show_json, show_rows
+from balancer.clock import SystemClock
 from balancer.directory.configured import open_configured
 from balancer.directory.handover_record import handovers_in
 from balancer.settings import READ_AT_START, ConfigurationError, load_settings
@@ -30,8 +31,8 @@ def check(
 ) -> None:
     """Reads every file and prints everything that is wrong, and where; exits with 2 if there is anything.
 
-    Also names settings that are valid but have no effect. A running instance takes over valid changes on its own,
-    except for settings that it reads only when it starts.
+    Also names settings that are valid but have no effect, or leave nothing to do. A running instance takes over valid
+    changes on its own, except for settings that it reads only when it starts.
     """
     try:
         settings = load_settings(config)
@@ -43,7 +44,7 @@ def check(
                 fail(str(mistake))
             fail(f"{len(error.mistakes)} to fix")
         raise typer.Exit(2) from None
-    idle = ineffective(settings)
+    idle = ineffective(settings, SystemClock().now())
     if ask_directory:
         with open_configured(settings.daemon) as directory:
             gone = handovers_in(directory.snapshot())
@@ -51,7 +52,9 @@ def check(
             if name in gone:
                 idle.insert(0, Ineffective(str(bundle.file), "the whole file", gone[name].sentence(name)))
     if output is Output.JSON:
-        show_json([{"file": one.file, "key": one.key, "message": one.message, "no_effect": True} for one in idle])
+        show_json(
+            [{"file": one.file, "key": one.key, "message": one.message, "no_effect": one.no_effect} for one in idle]
+        )
     else:
         for one in idle:
             say(str(one))

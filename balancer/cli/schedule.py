@@ -13,12 +13,21 @@ from balancer.cli.schedule_facts import ScheduleFacts, facts
 from balancer.cli.schedule_view import show_schedule
 from balancer.clock import SystemClock
 from balancer.errors import UserError
-from balancer.policies.options import DEFAULT_GROUP
+from balancer.policies.finish_by import ANY, parse_finish_by
+from balancer.policies.options import DEFAULT_GROUP, BalancerOptions, BudgetOptions
 from balancer.schedules import Applicable, Formula, FormulaSyntaxError, Schedule
 from balancer.settings import BundleSettings, Settings, load_settings
 from balancer.settings.files import DaemonFile, check_zone
 from balancer.settings.units import parse_duration
-from balancer.settings.windows import bundle_schedule, group_schedule, heat_schedule, in_zone
+from balancer.settings.windows import (
+    bundle_schedule,
+    group_schedule,
+    heat_schedule,
+    in_zone,
+    longest_run,
+    short_sentence,
+    window_too_short,
+)
 
 app = typer.Typer(help="When a bundle may be balanced.", no_args_is_help=True)
 
@@ -34,12 +43,18 @@ def try_(
     formula: Annotated[str, typer.Argument(help='over hours and minutes, as "hours < 6 && minutes % 20 == 0"')],
     timezone: Annotated[str, typer.Option("--timezone", help="the time zone of its hours and minutes")] = "UTC",
     tick: Annotated[str | None, typer.Option("--tick", help="warn about windows shorter than this")] = None,
+    finish_by: Annotated[
+        str, typer.Option("--finish-by", help="any, window, park or a time of day, as in [migration]")
+    ] = ANY,
     at: AtOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Shows what a formula would do, without any configuration."""
     schedule = Schedule(_formula(formula), _zone(timezone))
-    show_schedule(facts(schedule, _moment(at, schedule.zone), _tick(tick)), output)
+    moment = _moment(at, schedule.zone)
+    size, rate = BalancerOptions().desired_tablet_size, BudgetOptions().expected_bytes_per_second
+    short = short_sentence(longest_run(schedule, _finish_by(finish_by), moment), size, rate, "expected")
+    show_schedule(facts(schedule, moment, _tick(tick), too_short=short), output)
 
 
 @app.command()
@@ -78,7 +93,8 @@ def _chosen(settings: Settings, bundle: BundleSettings, group: str, heat: bool) 
 def _facts(settings: Settings, bundle: BundleSettings, found: Applicable, at: str | None) -> ScheduleFacts:
     schedule = in_zone(bundle, found)
     moment = _moment(at, schedule.zone)
-    return facts(schedule, moment, settings.daemon.tick, found.level, found.disabled_by)
+    short = window_too_short(bundle, schedule, moment) if found.enabled else ""
+    return facts(schedule, moment, settings.daemon.tick, found.level, found.disabled_by, short)
 
 
 def _overview(settings: Settings, bundle: BundleSettings) -> Iterator[dict[str, Any]]:
@@ -99,6 +115,13 @@ def _formula(text: str) -> Formula:
         return Formula(text)
     except FormulaSyntaxError as error:
         raise UserError(str(error)) from None
+
+
+def _finish_by(text: str) -> str:
+    try:
+        return parse_finish_by(text)
+    except ValueError as error:
+        raise UserError(f"--finish-by {error}") from None
 
 
 def _zone(name: str) -> ZoneInfo:

@@ -45,8 +45,10 @@ class ScheduleFacts:
         return {key: _plain(value) for key, value in asdict(self).items()}
 
 
-def facts(schedule: Schedule, at: datetime, tick: float, origin: str = "", disabled_by: str = "") -> ScheduleFacts:
-    """Everything there is to say; `tick` is in seconds."""
+def facts(
+    schedule: Schedule, at: datetime, tick: float, origin: str = "", disabled_by: str = "", too_short: str = ""
+) -> ScheduleFacts:
+    """Everything there is to say; `tick` is in seconds, `too_short` that no tablet of the desired size ever fits."""
     table = schedule.table
     digits = "".join(map(str, table.minutes))
     return ScheduleFacts(
@@ -59,7 +61,7 @@ def facts(schedule: Schedule, at: datetime, tick: float, origin: str = "", disab
         windows_per_day=len(table.runs()),
         next_windows=tuple(_shown(schedule, window) for window in islice(schedule.windows(at), NEXT_WINDOWS)),
         failures=schedule.failures,
-        warnings=tuple(_warnings(schedule, tick, disabled_by)),
+        warnings=(*_warnings(schedule, tick, disabled_by), *filter(None, [too_short])),
         day=tuple(digits[hour * 60 : hour * 60 + 60] for hour in range(24)),
     )
 
@@ -94,7 +96,7 @@ def _warnings(schedule: Schedule, tick: float, disabled_by: str) -> Iterator[str
         yield "the formula is always open: it restricts nothing"
     elif min(runs) * 60 < tick:
         lengths = f"the shortest window ({length_text(min(runs) * 60)}) is shorter than one tick ({length_text(tick)})"
-        yield f"{lengths}: only a tick that looks back is sure to hit it"
+        yield f"{lengths}: what it allows starts up to {length_text(tick)} late, with the first tick after it"
 
 
 def _plain(value: Any) -> Any:

@@ -237,6 +237,8 @@ def _facts(document: dict[str, Any]) -> Iterator[str]:
             f" at best {document['bound']}"
         )
     yield _schedule(document["schedule"])
+    if document["schedule"].get("too_short"):
+        yield f"warning: {document['schedule']['too_short']}"
 
 
 def _schedule(schedule: dict[str, Any]) -> str:

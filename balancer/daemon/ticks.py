@@ -16,6 +16,7 @@ from balancer.planner import orders, plans, rounds
 from balancer.planner.acting import Occasion
 from balancer.planner.balancing import BalancingBook
 from balancer.planner.keys_in_use import Samples
+from balancer.planner.looks import LookBook
 from balancer.planner.metrics import Reporter
 from balancer.planner.node_samples import NodeSampler
 from balancer.planner.profile_keeper import ProfileKeeper
@@ -56,6 +57,7 @@ class _Bundle:
     book: FootingBook
     balancing: BalancingBook
     profile: ProfileKeeper
+    looks: LookBook
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -142,7 +144,9 @@ class Ticks:
                 )
                 profile = ProfileKeeper(bundle.name)
                 tick = BundleTick(poller, Samples(self._around.directory()), self._sampler, self._clock, profile)
-                self._bundles[bundle.name] = _Bundle(tick, poller, book, BalancingBook(bundle.name), profile)
+                self._bundles[bundle.name] = _Bundle(
+                    tick, poller, book, BalancingBook(bundle.name), profile, LookBook(bundle.name)
+                )
             return self._bundles[bundle.name]
 
     def _state(self, kept: _Bundle, settings: Settings, bundle: BundleSettings, snapshot: Snapshot) -> BundleState:
@@ -150,14 +154,17 @@ class Ticks:
             leading = self._around.leading
             tail = kept.balancing.read(self._around.directory(), leading)
             kept.profile.read(self._around.directory(), leading, heirs(snapshot))
-            return kept.tick.run(replace(self._occasion(settings, bundle, snapshot, leading), tail=tail))
+            looked = kept.looks.read(self._around.directory(), leading)
+            occasion = self._occasion(settings, bundle, snapshot, leading)
+            return kept.looks.noted(kept.tick.run(replace(occasion, tail=tail, looked=looked)))
         except BalancerError as error:
             log.warning("tick failed", error=str(error))
-            return failed_tick(bundle, str(error), self._clock.now())
+            failed = failed_tick(bundle, str(error), self._clock.now())
         except Exception as error:
             # The last boundary of a tick: a bug in one bundle's tick must not end the others'.
             log.exception("tick failed unexpectedly")
-            return failed_tick(bundle, f"a defect: {type(error).__name__}: {error}", self._clock.now())
+            failed = failed_tick(bundle, f"a defect: {type(error).__name__}: {error}", self._clock.now())
+        return replace(failed, looked=kept.looks.looked)  # it looked at nothing: the next one looks back
 
     def _occasion(
         self, settings: Settings, bundle: BundleSettings, snapshot: Snapshot, leading: Leading | None
@@ -200,7 +207,8 @@ class Ticks:
         migrations = [record for record in snapshot.migrations.values() if record.bundle == state.bundle]
         self._reporter.observe(state, migrations)
         self._around.recorder.record(state)
-        if self._around.leading is not None:
+        # A tick that began before this instance led has looked at nothing, and must not hide who did.
+        if self._around.leading is not None and (state.looked is not None or state.error):
             try:
                 self._around.directory().publish(STATUS_TOPIC, state.bundle, summary(state))
                 if kept is not None:

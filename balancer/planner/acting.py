@@ -77,6 +77,8 @@ class Occasion:
     """How far the balancing in progress has come."""
     rounds: tuple[Command, ...] = ()
     """Operators' commands to act now, whatever the schedule."""
+    looked: datetime | None = None
+    """When a leader's tick last looked at the schedules; None: as far as is known, none has."""
 
     @property
     def pause_until(self) -> datetime | None:

@@ -128,6 +128,19 @@ def past(migrations: Iterable[Migration]) -> dict[int, TabletHistory]:
                 before = found.get(target.id, TabletHistory())
                 split = migration.updated if heat else before.split_for_heat_at
                 found[target.id] = replace(
-                    before, last_migrated=migration.updated, failures=0, last_failed=None, split_for_heat_at=split
+                    before,
+                    last_migrated=migration.updated,
+                    failures=0,
+                    last_failed=None,
+                    split_for_heat_at=split,
+                    split_of=_split_of(migration) or before.split_of,
                 )
     return found
+
+
+def _split_of(migration: Migration) -> float | None:
+    """The bytes of the tablet that a finished migration has split; None: it was no split, or nobody knows."""
+    size = migration.detail.get("size")
+    if migration.operation is not MigrationKind.SPLIT or not isinstance(size, int | float):
+        return None
+    return float(size) if size > 0 else None

@@ -7,6 +7,7 @@ name, or ordered to be done at once, has no window: it starts at once and is nev
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from zoneinfo import ZoneInfo
 
 from balancer.directory.model import Migration
 from balancer.directory.snapshot import Snapshot
@@ -15,10 +16,11 @@ from balancer.planner.follow_up import CODE as FOLLOW_UP
 from balancer.planner.memory import HEAT
 from balancer.planner.state import ScheduleReport
 from balancer.policies.bundle_view import Action
+from balancer.policies.finish_by import ANY, PARK
 from balancer.policies.options import BundleOptions
 from balancer.policies.plan import restricted
-from balancer.settings import BundleSettings, FinishBy, Settings
-from balancer.settings.windows import bundle_schedule, group_schedule, heat_schedule
+from balancer.settings import BundleSettings, Settings
+from balancer.settings.windows import bundle_schedule, deadline, group_schedule, heat_schedule
 
 BY_OPERATORS = ("", "operator")
 """The codes of migrations that were asked for by name."""
@@ -32,6 +34,8 @@ class Openings:
     heat: ScheduleReport
     groups: Mapping[str, ScheduleReport]  # those with a formula of their own
     options: BundleOptions
+    endless: bool = False
+    """Whether an operator has asked for a round outside the schedule: no deadline counts."""
 
     @property
     def any(self) -> bool:
@@ -64,19 +68,28 @@ class Openings:
         """As if every window were open, and none had an end."""
         reports = {name: replace(report, open=True, closes_at=None) for name, report in self.groups.items()}
         bundle, heat = (replace(report, open=True, closes_at=None) for report in (self.bundle, self.heat))
-        return Openings(bundle, heat, reports, self.options)
+        return Openings(bundle, heat, reports, self.options, endless=True)
 
-    def seconds_left(self, now: datetime, finish_by: FinishBy) -> float | None:
-        """Until the first of the open windows closes; None if nothing has to be finished by then."""
-        reports = [self.bundle] if self.bundle.open else [self.heat, *self.groups.values()]
-        ends = [report.closes_at for report in reports if report.open and report.closes_at is not None]
-        if finish_by is FinishBy.ANY or not ends:
+    def seconds_left(self, now: datetime, finish_by: str) -> float | None:
+        """How long what starts now may take, or what starts when the next window opens; None: nothing limits it.
+
+        Before a window opens its whole length counts, so that a plan already says what will not fit.
+        """
+        if self.endless or finish_by == ANY:
             return None
-        return max(0.0, (min(ends) - now).total_seconds())
+        reports = [self.bundle, self.heat, *self.groups.values()]
+        reports = reports[:1] if self.bundle.open else reports
+        opened = [report for report in reports if report.open]
+        coming = [report for report in reports if report.next_open is not None]
+        if not opened and coming:
+            first = min(coming, key=_opening)
+            return _seconds(_opening(first), _end(first, _opening(first), first.next_close, finish_by))
+        ends = [_seconds(now, _end(report, now, report.closes_at, finish_by)) for report in opened]
+        return min((left for left in ends if left is not None), default=None)
 
     def overrunning(self, snapshot: Snapshot, bundle: BundleSettings) -> frozenset[str]:
         """Unfinished migrations that must be held until their window opens again: with `finish_by = "park"` only."""
-        if bundle.migration.finish_by is not FinishBy.PARK:
+        if bundle.migration.finish_by != PARK:
             return frozenset()
         return frozenset(
             record.id
@@ -89,6 +102,20 @@ class Openings:
         if code in BY_OPERATORS or orders.unscheduled(snapshot, record) or rounds.unscheduled(snapshot, record.id):
             return False
         return not self.window(snapshot.tables[record.table].name, code).open
+
+
+def _opening(report: ScheduleReport) -> datetime:
+    assert report.next_open is not None
+    return report.next_open
+
+
+def _end(report: ScheduleReport, start: datetime, close: datetime | None, finish_by: str) -> datetime | None:
+    """By when what starts at `start` must be done, in a window that closes then; None: never."""
+    return deadline(finish_by, ZoneInfo(report.timezone), start) or close
+
+
+def _seconds(start: datetime, end: datetime | None) -> float | None:
+    return None if end is None else max(0.0, (end - start).total_seconds())
 
 
 def look(settings: Settings, bundle: BundleSettings, now: datetime, since: datetime | None) -> Openings:

@@ -33,6 +33,9 @@ class ScheduleReport:
     open: bool
     closes_at: datetime | None
     next_open: datetime | None
+    next_close: datetime | None = None  # of the window that opens next; None: it is open, never closes or never opens
+    missed: datetime | None = None  # the newest open minute that no tick looked at, and that is too long ago now
+    too_short: str = ""  # that nothing of the desired size fits into any window to come, and what would
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +81,5 @@ class BundleState:
     not_started: tuple[str, ...] = ()  # why due actions could not begin
     tail: Tail = NOTHING_BEGUN  # how far the balancing in progress has come
     day: DayReport | None = None  # what its hours are like; None: nothing is known about them yet
+    looked: datetime | None = None  # when a leader last looked at the schedules: what opened since is not lost
     error: str = ""  # of the tick itself: one broken bundle never stops another

@@ -23,8 +23,9 @@ from balancer.planner.profile_keeper import ProfileKeeper
 from balancer.planner.reports import in_words, node_reports, running
 from balancer.planner.state import BundleState, NodeReport, ScheduleReport, StateWord
 from balancer.planner.steady import much_the_same, starts_nothing
-from balancer.planner.verdict import Situation, verdict
+from balancer.planner.verdict import PastWindow, Situation, verdict
 from balancer.policies.bundle_view import Action, BundleView, InFlight, PlanResult
+from balancer.policies.finish_by import ANY
 from balancer.policies.heat import hot_tablets
 from balancer.policies.options import BundleOptions
 from balancer.policies.plan import make_plan
@@ -32,6 +33,7 @@ from balancer.policies.promises import affordable, credited, waiting_flights
 from balancer.polling.poller import ClusterPoll, Poller, heirs
 from balancer.polling.view import Capacity, KeptColumns, Remembered, build_view
 from balancer.settings import BundleSettings, Mode
+from balancer.settings.windows import too_short
 
 RATE_SAMPLE = 20  # finished moves from which the rate of the next ones is estimated
 
@@ -49,8 +51,8 @@ class BundleTick:
         self._ask_node = ask_node
         self._clock = clock
         self._memory = Memory()
-        self._last: datetime | None = None
         self._opened: datetime | None = None
+        self._window = PastWindow()
         self._planned: tuple[BundleView, BundleOptions, PlanResult] | None = None
 
     def run(self, occasion: Occasion) -> BundleState:
@@ -59,8 +61,9 @@ class BundleTick:
         now = self._clock.now()
         poll = self._poller.poll(occasion.snapshot, occasion.addresses)
         in_the_way = occasion.starter.guard(poll, occasion.snapshot) if occasion.starter is not None else {}
-        openings = look(occasion.settings, occasion.bundle, now, self._last)
+        openings = look(occasion.settings, occasion.bundle, now, occasion.looked)
         self._note_window(openings, now)
+        self._window = self._window.looked(openings, occasion.looked)
         if occasion.rounds and occasion.starter is not None:
             openings = openings.opened()
         view = replace(self._view(occasion, poll, openings, now), balancing=occasion.tail.bytes)
@@ -73,7 +76,7 @@ class BundleTick:
         plan_id, acts = plan_and_act(moment)
         nodes = node_reports(occasion.snapshot, occasion.bundle.name, poll, in_the_way)
         word, sentence = verdict(_situation(moment, plan_id, nodes, acts))
-        self._last = now
+        self._window, word, sentence = self._window.judged(openings, word, sentence, began_some=bool(acts.started))
         paused = occasion.paused(now)
         return BundleState(
             bundle=occasion.bundle.name,
@@ -82,7 +85,10 @@ class BundleTick:
             word=word,
             sentence=sentence,
             nodes=nodes,
-            schedule=openings.bundle,
+            schedule=replace(
+                openings.bundle,
+                too_short=too_short(occasion.settings, occasion.bundle, now, view.measured_bytes_per_second),
+            ),
             view=view,
             plan=plan,
             plan_id=plan_id,
@@ -93,6 +99,7 @@ class BundleTick:
             not_started=acts.refused,
             tail=occasion.tail.after(plan, acts.begun),
             day=None if self._profile is None else self._profile.report(view),
+            looked=now if occasion.starter is not None else occasion.looked,
         )
 
     def _plan(self, view: BundleView, options: BundleOptions, *, again: bool) -> PlanResult:
@@ -161,7 +168,10 @@ class BundleTick:
             return []
         # An approved plan names what follows: the second half of an exchange, and the nodes of a split's parts.
         owed = follow_ups(occasion.snapshot, occasion.bundle.name, now.timestamp())
-        return affordable([one for one in owed if openings.allows(one)], view, occasion.bundle.options)
+        # Where the schedule gates starts only, what belongs to something that has started does not wait for it.
+        gated = occasion.bundle.migration.finish_by != ANY
+        due = [one for one in owed if not gated or openings.allows(one)]
+        return affordable(due, view, occasion.bundle.options)
 
 
 def _reshaped_last(migrations: Sequence[Migration]) -> bool:
@@ -173,7 +183,10 @@ def _reshaped_last(migrations: Sequence[Migration]) -> bool:
 def _waiting(occasion: Occasion, openings: Openings, started: Sequence[Action], view: BundleView) -> list[InFlight]:
     """The rest of exchanges and chains, and parts of splits whose window is open: not started yet, and credited."""
     snapshot, name = occasion.snapshot, occasion.bundle.name
-    owed = [one for one in follow_ups(snapshot, name, view.now) if one.code != SPLIT_OFF or openings.allows(one)]
+    free = occasion.bundle.migration.finish_by == ANY
+    owed = [
+        one for one in follow_ups(snapshot, name, view.now) if free or one.code != SPLIT_OFF or openings.allows(one)
+    ]
     return waiting_flights(promised(snapshot, name, owed, {one.tablets[0] for one in started}), view)
 
 

@@ -5,12 +5,13 @@ is in the way, what it waits for. It says "balanced" only when none of them appl
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from balancer.nodes.brief import LOCKED_OUT
+from balancer.planner.openings import Openings
 from balancer.planner.state import NodeReport, ScheduleReport, StateWord
-from balancer.policies.bundle_view import PlanResult
+from balancer.policies.bundle_view import ActionKind, PlanResult
 from balancer.policies.reasons import Left
 from balancer.settings import Mode
 
@@ -41,6 +42,47 @@ class Situation:
         tuple[str, bool]
     ] = ()  # operators' orders in words, and whether they need not wait for the schedule
     promised: int = 0  # moves that follow on others and have not been started
+
+
+@dataclass(frozen=True, slots=True)
+class PastWindow:
+    """What became of the last window: it says in the closed minutes what the open ones have shown.
+
+    A window may be one minute long. Who looks in the other thirty-nine would otherwise see only that it waits.
+    """
+
+    hindered: str = ""
+    """What stood in the way in its last open minute; empty: something could start, or nothing had to."""
+    missed: datetime | None = None
+    """A minute that opened while nobody looked, and that is too long ago to be used."""
+    since: datetime | None = None
+    """When somebody had last looked before it."""
+
+    def looked(self, openings: Openings, since: datetime | None) -> "PastWindow":
+        """At a tick, before it acts."""
+        missed = openings.bundle.missed
+        if openings.any:
+            return replace(self, missed=None, since=None)
+        return self if missed is None else PastWindow("", missed, since)
+
+    def judged(
+        self, openings: Openings, word: StateWord, sentence: str, *, began_some: bool
+    ) -> tuple["PastWindow", StateWord, str]:
+        """The same, and word and sentence with what has to be added to them."""
+        if openings.any:
+            blocked = word is StateWord.BLOCKED and not began_some
+            return replace(self, hindered=sentence if blocked else ""), word, sentence
+        if word is not StateWord.WAITING:
+            return (self if word is StateWord.BLOCKED else replace(self, hindered="")), word, sentence
+        if self.hindered:
+            return self, StateWord.BLOCKED, f"nothing could start in the last window: {self.hindered}"
+        return self, word, sentence + self._of_missed()
+
+    def _of_missed(self) -> str:
+        if self.missed is None:
+            return ""
+        last = f": the tick before was at {self.since:%H:%M:%S}" if self.since else ""
+        return f"; the window of {self.missed:%Y-%m-%d %H:%M} UTC was missed{last}"
 
 
 def verdict(situation: Situation) -> tuple[StateWord, str]:
@@ -143,6 +185,9 @@ def _idle(situation: Situation) -> tuple[StateWord, str]:
     broken = [rejection.reason for rejection in situation.plan.rejections if rejection.code == Left.BROKEN_METRIC]
     if broken:
         return StateWord.BLOCKED, broken[0]
+    uncut = _uncut(situation.plan)
+    if uncut:
+        return StateWord.BLOCKED, uncut
     off = ""
     if situation.plan.score_before < situation.plan.limit - 1:
         off = _switched_off(situation.plan)
@@ -156,6 +201,15 @@ def _idle(situation: Situation) -> tuple[StateWord, str]:
         StateWord.BALANCED,
         f"score {situation.plan.score_before:.0f} of 100{_best(situation.plan)}; nothing to do{off}",
     )
+
+
+def _uncut(plan: PlanResult) -> str:
+    """Why what is due cannot start, however even the nodes are; empty: nothing is hindered for longer than a tick."""
+    found = [one for one in plan.rejections if one.code in _UNCUT and one.kind is not ActionKind.MOVE]
+    found += [one for one in plan.rejections if one.code == Left.WINDOW_TOO_SHORT]
+    if not found:
+        return ""
+    return f"{_count(plan.counts[found[0].code], 'candidate')} held back: {found[0].reason}"
 
 
 def _best(plan: PlanResult) -> str:
@@ -215,6 +269,9 @@ _HINDRANCES = {
     "bytes-per-window": "the bytes of this window are used up",
 }
 
+
+_UNCUT = ("quarantined", "backing-off")
+"""What holds back splits and merges, though nodes may be even; a window that is too short holds back moves as well."""
 
 _NAMED = ("over-capacity", "broken-rule")
 """Hindrances of the whole bundle, whose own sentences say which node or rule it is."""

@@ -6,7 +6,7 @@
 from balancer.settings.autonomy import Mode
 from balancer.settings.files import READ_AT_START, DaemonFile, waits_for_restart
 from balancer.settings.load import BundleSettings, NodeSettings, Settings, TableSettings, load_settings
-from balancer.settings.migration import FinishBy, MigrationSettings, WantedMode
+from balancer.settings.migration import MigrationSettings, WantedMode
 from balancer.settings.mistakes import ConfigurationError, Mistake
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "BundleSettings",
     "ConfigurationError",
     "DaemonFile",
-    "FinishBy",
     "MigrationSettings",
     "Mistake",
     "Mode",

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, create_model
 from pydantic import Field as ModelField
 
+from balancer.policies.finish_by import parse_finish_by
 from balancer.schedules import Formula
 from balancer.settings.units import parse_auto_count, parse_auto_size, parse_duration, parse_size
 
@@ -29,6 +30,7 @@ _UNITS: dict[str, Any] = {
     "bytes or auto": BeforeValidator(parse_auto_size),
     "count or auto": BeforeValidator(parse_auto_count),
     "seconds": BeforeValidator(parse_duration),
+    "finish by": AfterValidator(parse_finish_by),
     "formula": AfterValidator(check_formula),
 }
 

@@ -5,16 +5,13 @@ The other part (`policies.options.BudgetOptions`) decides how much is done at on
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
+from balancer.policies.finish_by import ANY
 from balancer.policies.options import GB, MB, AutoBytes, Bytes, MigrationMode, Seconds
 
-
-class FinishBy(StrEnum):
-    """What happens to migrations at the end of their window."""
-
-    WINDOW = "window"  # start only what is expected to finish in it; what runs over may finish
-    PARK = "park"  # likewise, and what runs over is held at a safe point until the next window
-    ANY = "any"  # the schedule says when to start, and nothing more
+FinishByText = Annotated[str, "finish by"]
+"""A word, or a time of day; see `policies.finish_by`."""
 
 
 class WantedMode(StrEnum):
@@ -43,10 +40,11 @@ class MigrationSettings:
     """`replicate`: writers wait for milliseconds; `read-only`: writers wait for the whole copy; `auto`: replicate, but
     read-only for tables without a replica identity and servers without logical replication, where nothing else
     works."""
-    finish_by: FinishBy = FinishBy.WINDOW
-    """`window`: start only what is expected to finish in the window; `park`: also park what overruns until the next
-    one; `any`: start in the window and let it run. One-minute windows (`minutes % 20 == 0`) need `any` to move large
-    tablets."""
+    finish_by: FinishByText = ANY
+    """By when what has started must be done. `any`, as in YT: the schedule says when to start, and what has started may
+    run on. `window`: start only what is expected to finish in the window; `park`: also park what overruns until the
+    next one; a time of day such as "06:00": start only what is expected to finish by then. A plan names what does not
+    fit before the window opens."""
     write_pause_budget: Seconds = 0.25
     """The longest time that a replicated move may hold back writers. The default of 250 ms is below what a user notices
     as a failure. Longer: moves of busy tablets succeed at the first fence; shorter: more fences are lifted and tried

@@ -134,13 +134,6 @@ def check_periods(options: TableOptions, layout: str) -> Iterator[tuple[str, str
 
 def check_table(options: TableOptions, groups: Mapping[str, GroupOptions]) -> Iterator[tuple[str, str]]:
     """Of `[tables.NAME]`."""
-    sizes = (options.min_tablet_size, options.desired_tablet_size, options.max_tablet_size)
-    given = [size for size in sizes if size is not None]
-    if given and (len(given) < 3 or not given[0] < given[1] < given[2]):
-        yield (
-            "desired_tablet_size",
-            "min_tablet_size, desired_tablet_size and max_tablet_size must all be set and strictly increase",
-        )
     for name in ("desired_tablet_count", "min_tablet_count"):
         count: Any = getattr(options, name)
         if count is not None and count < 1:

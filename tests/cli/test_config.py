@@ -1,8 +1,15 @@
 """`balancer config`, as a user calls it."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
+from balancer.policies.options import GB
+from balancer.policies.sizes_bounds import size_bounds
+from balancer.settings import load_settings
+from balancer.settings.ineffective import ineffective
 from tests.support.commands import balancer, balancer_here
 
 TEN_MISTAKES = {
@@ -133,3 +140,49 @@ parameterized = { metric = "rows", max_action_count = 0 }
         "groups.three.metric",
         "groups.three.max_action_count",
     ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "used"),
+    [
+        ('min_tablet_size = "1GB"', False),
+        ('min_tablet_size = "1GB"\ndesired_tablet_size = "2GB"', False),
+        ('min_tablet_size = "3GB"\ndesired_tablet_size = "2GB"\nmax_tablet_size = "4GB"', False),
+        ('min_tablet_size = "1GB"\ndesired_tablet_size = "2GB"\nmax_tablet_size = "2GB"', False),
+        ('min_tablet_size = "1GB"\ndesired_tablet_size = "2GB"\nmax_tablet_size = "4GB"', True),
+    ],
+)
+def test_three_sizes_of_a_table_that_do_not_fit_give_way_to_the_bundles(tmp_path: Path, sizes: str, used: bool) -> None:
+    (tmp_path / "bundles").mkdir()
+    table = f'[tables.orders]\nroots = ["public.orders"]\nlayout = "range"\nkey = ["id"]\n{sizes}\n'
+    (tmp_path / "bundles" / "shop.toml").write_text(table)
+    (tmp_path / "balancer.toml").write_text('directory = "sqlite:///x.db"\n')
+    settings = load_settings(tmp_path / "balancer.toml")
+    options = settings.bundle("shop").options
+    bounds = size_bounds(options.balancer, options.table("orders"), 100 * GB, 4)
+    assert bounds.source == ("the table's sizes" if used else "the bundle's sizes")
+    said = [
+        one for one in ineffective(settings, datetime(2026, 3, 1, tzinfo=UTC)) if "bundle's sizes apply" in str(one)
+    ]
+    assert len(said) == (not used)
+
+
+def test_a_window_into_which_nothing_ever_fits_is_named(tmp_path: Path) -> None:
+    """Where the schedule gates starts only, as by default, there is nothing to say."""
+    shop = '[tablet_balancer_config]\ntablet_balancer_schedule = "minutes % 20 == 0"\n'
+    files = {"balancer.toml": 'directory = "sqlite:///x"\n', "bundles/shop.toml": shop}
+    plain = balancer_here("config", "check", "--config", make(tmp_path, files))
+    assert (plain.code, "desired size" in plain.out) == (0, False)
+    files["bundles/shop.toml"] += '[migration]\nfinish_by = "window"\n'
+    strict = balancer_here("config", "check", "--config", make(tmp_path, files))
+    assert strict.code == 0
+    assert "migration.finish_by: no tablet of the desired size fits into any window" in strict.out
+    assert "the largest that fits has 1.9 GB" in strict.out
+    shown = balancer_here("schedule", "show", "shop", "--config", tmp_path / "balancer.toml")
+    tried = balancer_here("schedule", "try", "minutes % 20 == 0", "--finish-by", "window")
+    assert "the largest that fits has 1.9 GB" in shown.err
+    assert "the largest that fits has 1.9 GB" in tried.err
+    files["bundles/shop.toml"] = shop + '[migration]\nfinish_by = "noon"\n'
+    refused = balancer_here("config", "check", "--config", make(tmp_path, files))
+    assert refused.code == 2
+    assert 'must be "any", "window", "park" or a time of day such as "06:00"' in refused.err

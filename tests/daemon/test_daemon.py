@@ -214,6 +214,33 @@ def test_a_successor_keeps_to_the_schedule_that_its_predecessor_waited_for(fleet
         until(lambda: standby.word() is StateWord.BALANCED, 30, "a verdict")
 
 
+@pytest.mark.parametrize(
+    ("formula", "before"),
+    [
+        ("minutes % 20 == 0", "02:19"),
+        ("hours % 2 == 0 && minutes == 30", "02:29"),
+        ("(hours * 60 + minutes) % 40 == 10", "02:49"),
+        ("hours < 6 && minutes % 20 == 0", "02:19"),
+        ("hours in 1, 3, 5", "02:59"),
+    ],
+)
+def test_a_window_that_opened_between_two_daemons_is_not_lost(fleet: Fleet, formula: str, before: str) -> None:
+    fleet.write(
+        "autonomous",
+        tablet_balancer_config=f"enable_cell_balancer = true\ntablet_balancer_schedule = '{formula}'",
+        migration='retire_grace = "100ms"\nmoves_per_node = 4\nmoves_total = 4\ncool_down = "0s"',
+    )
+    hour, minute = map(int, before.split(":"))
+    clock = SetClock(datetime(2026, 3, 1, hour, minute, 5, tzinfo=UTC))
+    with instance(fleet, clock) as first:
+        until(lambda: first.word() is StateWord.WAITING, 30, "a verdict")
+        until(lambda: first.daemon.directory().published("status"), 30, "a note of it")
+    clock.offset += timedelta(minutes=5)  # nothing ran in the minute in which the schedule was open
+    with instance(fleet, clock) as second:
+        until(lambda: second.owners() == {"a": 4, "b": 4}, 60, "the balance")
+        until(lambda: second.word() is StateWord.BALANCED, 30, "a verdict")
+
+
 SLOW = 'finish_by = "park"\nthrottle = "20kB"\nretire_grace = "100ms"\nmoves_per_node = 1\nmoves_total = 1'
 
 

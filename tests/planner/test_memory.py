@@ -83,3 +83,13 @@ def test_failures_count_in_a_row_and_end_with_a_success() -> None:
 
 def test_what_was_cancelled_or_still_runs_says_nothing() -> None:
     assert past([finished("cancelled", 1.0), replace(finished("copying", 2.0), finished=False)]) == {}
+
+
+def test_a_split_is_remembered_with_the_bytes_it_was_made_of() -> None:
+    record = finished("done", 5.0, operation=MigrationKind.SPLIT, detail={"size": 640})
+    assert [history.split_of for history in past([record]).values()] == [640.0] * len(record.targets)
+    moved = replace(record, operation=MigrationKind.MOVE, updated=6.0, detail={"size": 7})
+    assert {history.split_of for history in past([record, moved]).values()} == {640.0}, "a move changes nothing of that"
+    for size in (None, "much", -1):
+        odd = replace(record, detail={"size": size})
+        assert {history.split_of for history in past([odd]).values()} == {None}

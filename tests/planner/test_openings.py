@@ -12,7 +12,10 @@ from balancer.directory.open import open_directory
 from balancer.planner import orders, rounds
 from balancer.planner.openings import Openings, look
 from balancer.policies.bundle_view import Action, ActionKind
-from balancer.settings import FinishBy, Settings, load_settings
+from balancer.policies.finish_by import ANY, PARK, WINDOW
+from balancer.policies.options import MB
+from balancer.settings import Settings, load_settings
+from balancer.settings.windows import too_short
 from tests.support.directories import fill, migration, transaction
 
 pytestmark = pytest.mark.quick
@@ -77,10 +80,43 @@ def test_options_are_narrowed_to_what_may_start(settings: Settings) -> None:
 def test_the_time_left_is_that_of_the_open_window(settings: Settings) -> None:
     now = datetime(2026, 3, 1, 3, 59, 30, tzinfo=UTC)
     openings = at(settings, 3, 59)
-    assert openings.seconds_left(now, FinishBy.WINDOW) == 30.0
-    assert openings.seconds_left(now, FinishBy.PARK) == 30.0
-    assert openings.seconds_left(now, FinishBy.ANY) is None
-    assert at(settings, 5).seconds_left(datetime(2026, 3, 1, 5, 0, 30, tzinfo=UTC), FinishBy.WINDOW) == 3570.0
+    assert openings.seconds_left(now, WINDOW) == 30.0
+    assert openings.seconds_left(now, PARK) == 30.0
+    assert openings.seconds_left(now, ANY) is None
+    assert at(settings, 5).seconds_left(datetime(2026, 3, 1, 5, 0, 30, tzinfo=UTC), WINDOW) == 3570.0
+
+
+def test_before_a_window_opens_its_whole_length_counts(settings: Settings) -> None:
+    now = datetime(2026, 3, 1, 2, 0, 30, tzinfo=UTC)
+    assert at(settings, 2).seconds_left(now, WINDOW) == 3600.0
+    assert at(settings, 2).seconds_left(now, ANY) is None
+
+
+def test_what_has_started_may_have_to_be_done_by_a_time_of_day(settings: Settings) -> None:
+    now = datetime(2026, 3, 1, 3, 0, 30, tzinfo=UTC)
+    assert at(settings, 3).seconds_left(now, "06:00") == 3 * 3600 - 30
+    assert at(settings, 2).seconds_left(now.replace(hour=2), "06:00") == 3 * 3600
+    assert at(settings, 3, 30).seconds_left(now.replace(minute=30), "03:30") == 24 * 3600 - 30
+    assert at(settings, 3).opened().seconds_left(now, "06:00") is None
+
+
+def test_a_window_into_which_nothing_ever_fits_is_named(settings: Settings) -> None:
+    bundle, now = settings.bundle("shop"), datetime(2026, 3, 1, tzinfo=UTC)
+    assert too_short(settings, bundle, now) == "", "32 MB/s for an hour"
+    options = bundle.options.balancer
+    hasty = replace(options, tablet_balancer_schedule="minutes % 20 == 0", groups={})
+    bundle = replace(bundle, options=replace(bundle.options, balancer=hasty))
+    assert too_short(settings, bundle, now) == (
+        "no tablet of the desired size fits into any window of the next seven days: 10.0 GB take 320 s at the"
+        " 32.0 MB/s expected, the longest window leaves 60 s; the largest that fits has 1.9 GB. With finish_by ="
+        ' "any" what has started may run on'
+    )
+    assert "the largest that fits has 5.9 GB" in too_short(settings, bundle, now, 100.0 * MB)
+    assert too_short(settings, bundle, now, 200.0 * MB) == ""
+    free = replace(bundle, migration=replace(bundle.migration, finish_by=ANY))
+    assert too_short(settings, free, now) == ""
+    by_noon = replace(bundle, migration=replace(bundle.migration, finish_by="12:00"))
+    assert too_short(settings, by_noon, now) == ""
 
 
 def test_what_runs_over_its_window_is_held_but_not_what_an_operator_asked_for(
@@ -95,7 +131,7 @@ def test_what_runs_over_its_window_is_held_but_not_what_an_operator_asked_for(
     assert at(settings, 2).overrunning(snapshot, bundle) == {begun[1], begun[2]}
     assert at(settings, 3).overrunning(snapshot, bundle) == {begun[2]}
     assert at(settings, 5).overrunning(snapshot, bundle) == {begun[1]}
-    patient = replace(bundle, migration=replace(bundle.migration, finish_by=FinishBy.WINDOW))
+    patient = replace(bundle, migration=replace(bundle.migration, finish_by=WINDOW))
     assert at(settings, 2).overrunning(snapshot, patient) == frozenset()
 
 
@@ -129,7 +165,7 @@ def test_what_a_round_has_started_is_never_held(settings: Settings, tmp_path: Pa
 def test_all_windows_may_be_taken_for_open(settings: Settings) -> None:
     openings = at(settings, 2).opened()
     assert openings.all
-    assert openings.seconds_left(datetime(2026, 3, 1, 2, tzinfo=UTC), FinishBy.WINDOW) is None
+    assert openings.seconds_left(datetime(2026, 3, 1, 2, tzinfo=UTC), WINDOW) is None
     assert [action for action in (ORDERS, EVENTS, HEAT, FOLLOW_UP) if not openings.allows(action)] == []
 
 

@@ -53,7 +53,7 @@ def test_only_what_ends_before_the_window_closes_is_started() -> None:
     assert admission.obstacle(move(9 * GB)) is None
     assert admission.obstacle(move(10 * GB)) is Left.WINDOW_TOO_SHORT
     assert admission.explain(move(10 * GB), Left.WINDOW_TOO_SHORT) == (
-        "10.0 GB take 102 s at the rate seen, the window closes in 100 s"
+        "10.0 GB take 102 s at the rate seen, the window leaves 100 s"
     )
 
 

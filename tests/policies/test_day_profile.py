@@ -8,7 +8,7 @@ import pytest
 
 from balancer.policies.bundle_view import BundleView, NodeCondition, ProfileColumns
 from balancer.policies.day_book import DayBook
-from balancer.policies.day_loads import dimension_text
+from balancer.policies.day_loads import behind_fronts, day_rates, dimension_text
 from balancer.policies.day_parts import SLOTS, DaySpan, hour_slot
 from balancer.policies.day_profile import DayProfile, align, coarse, completed, fine, levels_of
 from balancer.policies.day_report import day_report
@@ -174,3 +174,26 @@ def test_the_report_names_the_busiest_hours() -> None:
     assert report.peaks[0][:4] == (1, "t", "n0", 8)
     assert report.relative[9].tolist() == pytest.approx([140.0 / 110.0, 80.0 / 110.0], rel=0.01)
     assert np.isnan(report.relative[24]).all()
+
+
+def test_a_peak_that_the_next_day_did_not_repeat_is_forgotten() -> None:
+    book = lived(DayBook(), 24)
+    assert writes_at(book.profile, 1, 9) == pytest.approx(100.0, rel=0.01)
+    for minute in range(0, 24 * 60 + 1, 20):
+        local = MONDAY + timedelta(days=1, minutes=minute)
+        book.note(view_at(local, [10.0, 40.0]), local, {})
+    assert writes_at(book.profile, 1, 9) == pytest.approx(10.0, rel=0.01)
+
+
+def test_a_table_whose_keys_grow_at_one_end_is_planned_by_what_it_does_now() -> None:
+    """Its tablets were the front in some hour of yesterday each, and will not be again."""
+    view = bundle([0, 1, 0, 1], 2, writes=[1.0, 1.0, 1.0, 97.0])
+    table = replace(view.tables[0], hash=False)
+    assert behind_fronts(replace(view, tables=(table,))).all()
+    assert not behind_fronts(view).any(), "the keys of a hash table do not grow"
+    even = bundle([0, 1, 0, 1], 2, writes=[25.0, 25.0, 25.0, 25.0])
+    assert not behind_fronts(replace(even, tables=(table,))).any()
+    yesterday = np.full((2, 4, 1), 50.0, np.float32)
+    known = replace(view, tables=(table,), profile=ProfileColumns((DaySpan(0, 23),), yesterday))
+    assert day_rates(known, "write_rate", 0).tolist() == [1.0, 1.0, 1.0, 97.0]
+    assert day_rates(replace(known, tables=view.tables), "write_rate", 0).tolist() == [50.0] * 4

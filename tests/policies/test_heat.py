@@ -420,6 +420,17 @@ def test_cooled_tablets_that_are_large_together_stay_apart() -> None:
     assert _codes(_cooled_view(), options) == [((2, 3), "merged-too-large")]
 
 
+def test_cooled_tablets_are_joined_up_to_the_desired_size_only() -> None:
+    """Joined up to the most that a tablet may have, they would be split again by their size after a few minutes."""
+    hour_ago = TabletHistory(split_for_heat_at=NOW - 3600)
+    past = {2: hour_ago, 3: hour_ago}
+    large, small = (
+        bundle_of({"t": Tablets([10 * GB, each, each, 10 * GB])}, ("a",), history=past) for each in (6 * GB, 4 * GB)
+    )
+    assert _codes(large) == [((2, 3), "merged-too-large")]
+    assert _one(small).tablets == (2, 3)
+
+
 def test_min_tablet_count_keeps_cooled_tablets_apart() -> None:
     assert _codes(_cooled_view(), _options(min_tablet_count=4)) == [((2, 3), "min-tablet-count")]
 

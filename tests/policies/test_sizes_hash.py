@@ -67,6 +67,39 @@ def test_a_small_vbucket_whose_sibling_is_too_large_stays() -> None:
     assert _codes(rejections) == [((3, 4), "merged-too-large")]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "modulus"),
+    [([1, 210, 100, 100], 4), ([210, 1, 100, 100], 4), ([1, 210], 2), ([100, 100, 1, 210], 4), ([210, 1, 1, 1], 4)],
+    ids=str,
+)
+def test_a_large_vbucket_beside_a_small_one_is_split(sizes: list[int], modulus: int) -> None:
+    proposals = _plan(sizes, leaves(modulus))
+    assert [action.tablets for action in proposals.actions if action.kind is ActionKind.SPLIT] == [
+        (sizes.index(210) + 1,)
+    ]
+
+
+def test_what_a_split_took_nothing_from_is_not_split_again() -> None:
+    past = {1: TabletHistory(split_of=660.0)}
+    actions, rejections = _plan([640, 1, 100, 100], leaves(4), history=past)
+    assert [action for action in actions if 1 in action.tablets] == []
+    assert ((1,), "one-key") in _codes(rejections)
+    reason = next(one.reason for one in rejections if one.code == "one-key")
+    assert "the split that made it left it 640 B of 660 B: nearly all of it has one key" in reason
+    assert _plan([640, 1, 100, 100], leaves(4), history={1: TabletHistory(split_of=800.0)}).actions[0].tablets == (1,)
+    grown = _plan([640, 640, 100, 100], leaves(4), history=past)
+    assert grown.actions[0].tablets == (1,), "both parts have grown since"
+
+
+def test_what_splits_in_vain_have_left_tells_after_they_are_forgotten() -> None:
+    shape = [Leaf(8, 0), Leaf(8, 4), Leaf(4, 2), Leaf(2, 1)]
+    assert ((1,), "one-key") in _codes(_plan([640, 1, 1, 1], shape).rejections)
+    assert ((1,), "one-key") in _codes(_plan([640, 0, 0, 9], shape).rejections)
+    assert _plan([640, 1, 1, 100], shape).actions[0].tablets == (1,)
+    other = [Leaf(2, 0), Leaf(4, 1), Leaf(8, 3), Leaf(8, 7)]
+    assert ((4,), "one-key") in _codes(_plan([1, 1, 1, 640], other).rejections)
+
+
 def test_a_small_vbucket_without_a_sibling_leaf_stays_and_the_reason_names_the_sibling() -> None:
     actions, rejections = _plan([10, 100, 100], [Leaf(2, 0), Leaf(4, 1), Leaf(4, 3)])
     assert not actions

@@ -49,6 +49,13 @@ def test_a_tablet_over_its_size_is_split_too() -> None:
     assert _shapes(_plan([2600, 700, 700], [100, 100, 100])) == [(ActionKind.SPLIT, (1,), 2)]
 
 
+def test_without_any_load_a_desired_number_of_tablets_divides_the_bytes() -> None:
+    """The large one is split; it was replaced together with the small one, as tables without a metric are."""
+    proposals = _plan([GB, 200 * GB], [0, 0], desired_tablet_metric=None, desired_tablet_count=2)
+    assert _shapes(proposals) == [(ActionKind.SPLIT, (2,), 2)]
+    assert _plan([100 * GB, 101 * GB], [0, 0], desired_tablet_metric=None, desired_tablet_count=2) == Proposals((), ())
+
+
 def test_an_empty_tablet_is_never_split() -> None:
     actions, rejections = _plan([0, 1000, 1000], [500, 100, 100])
     assert all(action.tablets != (1,) for action in actions)

@@ -137,6 +137,7 @@ function scheduleBlock(one, now) {
     strip(one, now),
     element("p", { class: "hours quiet" }, ...["00", "06", "12", "18", "24"].map((hour) => element("span", {}, hour))),
     quiet(`${formula}. Next windows, on this screen's clock: ${windows || "none"}`),
+    ...(one.too_short ? [element("p", { class: "blocked" }, one.too_short)] : []),
   );
 }
 

@@ -44,6 +44,7 @@ def _shape(bundle: str, report: ScheduleReport, now: datetime, windows: int) -> 
             WindowShape(start=window.start, end=window.end)
             for window in islice(made.windows(now.astimezone(UTC)), windows)
         ],
+        too_short=report.too_short,
     )
 
 
