@@ -14,7 +14,8 @@ Four tracks share the states: a move or a reshard (split, merge, or n tablets in
     move, replicate      planned preparing copying catching_up fencing draining verifying sealing committing
                          | opening retiring done
     move, read-only      planned preparing fencing copying verifying sealing committing | opening retiring done
-    reshard, replicate   planned preparing copying catching_up verifying swapping committing | retiring done
+    reshard, replicate   planned preparing copying catching_up mirroring verifying swapping committing
+                         | retiring done
     reshard, read-only   planned preparing fencing copying verifying swapping committing | retiring done
     expire               planned fencing verifying copying swapping committing | retiring done
 
@@ -161,6 +162,7 @@ class State(StrEnum):
     PREPARING = "preparing"
     COPYING = "copying"
     CATCHING_UP = "catching_up"
+    MIRRORING = "mirroring"
     FENCING = "fencing"
     DRAINING = "draining"
     VERIFYING = "verifying"
@@ -278,9 +280,10 @@ _TABLES = {
         planned     | preparing   |             |            | operator | yes     | go on   |       | goes on
         preparing   | copying     |             |            | operator | yes     | go on   |       | rolls back
         copying     | catching_up |             | restarting | operator | yes     | go on   |       | rolls back
-        catching_up | verifying   |             |            | operator | yes     | go on   |       | resumes
-        verifying   | swapping    | catching_up |            | operator |         | go on   |       | never finds it
-        swapping    | committing  | catching_up |            | error    | yes     | go on   |       | asks the node
+        catching_up | mirroring   |             |            | operator | yes     | go on   |       | resumes
+        mirroring   | verifying   | catching_up |            | operator | yes     | go on   |       | goes on
+        verifying   | swapping    | mirroring   |            | operator |         | go on   |       | never finds it
+        swapping    | committing  | mirroring   |            | error    | yes     | go on   |       | asks the node
         committing  | retiring    |             |            |          |         | go on   | yes   | never finds it
         retiring    | done        |             |            |          | yes     | go on   | yes   | goes on
         done        |             |             |            |          | yes     | go on   |       | goes on

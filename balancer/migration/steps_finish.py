@@ -21,13 +21,13 @@ from balancer.nodes import (
     schema,
     sequences,
     set_aside,
-    snapshots,
     standbys,
     ties,
 )
 from balancer.nodes.connection import Statement, run_together, translated
 from balancer.nodes.names import Name
 from balancer.nodes.objects import bound_constraint
+from balancer.nodes.snapshots import OlderSnapshots, this_transaction
 
 _LAZILY = sql.SQL("SET LOCAL synchronous_commit TO off")
 CLOSED_LOOK = 1.0
@@ -167,13 +167,13 @@ def _check_opened(ctx: Context) -> None:
 def _wait_for_snapshots(ctx: Context) -> None:
     """Readers whose snapshot is older than the switch would miss the rows that leave, without a word."""
     with ctx.source() as cursor:
-        moment = snapshots.moment_of(cursor)
+        older = OlderSnapshots(this_transaction(cursor))
     while True:
         with ctx.source() as cursor:
-            older = snapshots.older_snapshots(cursor, moment)
-        if not older:
+            left = older.left(cursor)
+        if not left:
             return
-        ctx.progress.waiting(f"{older[0]} on node {ctx.record.source_node}, which may still read what has moved")
+        ctx.progress.waiting(f"{left[0].told} on node {ctx.record.source_node}, which may still read what has moved")
         ctx.sleep(0.2)
 
 

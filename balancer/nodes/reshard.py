@@ -152,15 +152,32 @@ def _lock(cursor: Cursor, tables: Sequence[Name], mode: str) -> None:
     run_together(cursor, [lock.format(table.identifier) for table in tables])
 
 
+def has_serializable_readers(cursor: Cursor, partitions: Sequence[Name]) -> bool:
+    """Whether what a SERIALIZABLE transaction has read of these is still remembered: writes to the partitions that
+    replace them would not be compared with it."""
+    row = cursor.execute(_REMEMBERED, {"names": [str(name) for name in partitions]}).fetchone()
+    return bool(row and row[0])
+
+
+_REMEMBERED = """
+    SELECT EXISTS (
+        SELECT FROM pg_locks WHERE mode = 'SIReadLock'
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND relation IN (SELECT o FROM unnest(%(names)s::regclass[]) AS o
+                         UNION ALL SELECT indexrelid FROM pg_index WHERE indrelid = ANY (%(names)s::regclass[])))
+"""
+
+
 def refuse_old_snapshots(cursor: Cursor, root: Name, migration: str, transaction: str) -> None:
-    """From the commit on, writers whose snapshot does not have that transaction are refused, through the root."""
+    """From the commit on, SERIALIZABLE writers whose snapshot does not have that transaction are refused, through the
+    root."""
     trigger = sql.Identifier(snapshot_trigger(migration))
     run_together(
         cursor,
         [
             sql.SQL(
                 "CREATE TRIGGER {} BEFORE INSERT OR UPDATE OR DELETE ON {} FOR EACH STATEMENT"
-                " EXECUTE FUNCTION balancer.refuse_old_snapshot({}, {})"
+                " EXECUTE FUNCTION balancer.refuse_old_snapshot({}, {}, 'serializable')"
             ).format(trigger, root.identifier, sql.Literal(migration), sql.Literal(transaction)),
             sql.SQL("ALTER TABLE {} ENABLE ALWAYS TRIGGER {}").format(root.identifier, trigger),
         ],

@@ -123,6 +123,7 @@ STEPS: tuple[str, ...] = (
     ALTER TABLE balancer.node ADD COLUMN IF NOT EXISTS identity text,
         ADD COLUMN IF NOT EXISTS changed_hands boolean NOT NULL DEFAULT false
     """,
+    "SELECT",  # functions have changed: a trigger on the roots may concern SERIALIZABLE writers alone
 )
 """What brings a node's tables from version n to n + 1."""
 
