@@ -139,9 +139,7 @@ class Context:
         self.opened: OpenTransaction | None = None  # on the target: what opens it, ready until the directory's commit
         self.shapes: tuple[Shape, ...] | None = None  # of the source's partitions, once read
         self.different = False  # the copy differed from the source
-        self.prepared: Any = (
-            None  # what one step hands to the next: `draining` to `verifying`; `mirroring` its mirror to `swapping`
-        )
+        self.prepared: Any = None  # what one step hands to others: `draining` to `verifying`, `mirroring` its mirror
         self.sequences: tuple[str, ...] = ()  # those behind the roots' columns, once found
         self.followed: tuple[tuple[str, str], ...] = ()  # homes of reference tables, with the target's stream from each
         self.swapping_since: float | None = None  # monotonic: the first attempt to lock everybody out for the swap

@@ -39,11 +39,18 @@ class Attempts:
     """For one lock (or several that are taken together) of one migration on one node."""
 
     def __init__(
-        self, ctx: Context, node: str, tables: Sequence[Name], wanted: WantedLock, since: float, work: float = WORK
+        self,
+        ctx: Context,
+        node: str,
+        tables: Sequence[Name],
+        wanted: WantedLock,
+        *,
+        since: float | None = None,
+        work: float = WORK,
     ) -> None:
         """`since` (monotonic): the beginning of the first round. `work`: seconds that it takes under the lock."""
         self._ctx, self._node, self._tables, self._wanted = ctx, node, list(tables), wanted
-        self._since, self._work = since, work
+        self._since, self._work = ctx.clock.monotonic() if since is None else since, work
         self._durations = Durations()
         self._failed = 0
 

@@ -77,7 +77,7 @@ def find(ctx: Context) -> Standing | None:
 
 
 def check(ctx: Context, standing: Standing) -> None:
-    """Raises `Overrun` if the mirror is not that one any more (a failover lost it), or has noted something in the log."""
+    """Raises `Overrun` if it is not that one any more (a failover lost it), or if it has noted something in the log."""
     if find(ctx) != standing:
         raise Overrun("the node does not have the mirror any more: did it go back in time?")
     node = ctx.record.source_node
@@ -91,7 +91,7 @@ def _start(ctx: Context, took: float) -> Standing:
     mirrors = _compose(ctx)
     guards.plan_definitions(ctx)
     node, names = ctx.record.source_node, [place.partition for place in ctx.source_places]
-    attempts = Attempts(ctx, node, names, blockers.FENCE, ctx.clock.monotonic(), work=max(WORK, 2 * took))
+    attempts = Attempts(ctx, node, names, blockers.FENCE, work=max(WORK, 2 * took))
     return attempts.run(lambda patience: _start_once(ctx, mirrors, names, patience))
 
 
@@ -169,7 +169,7 @@ def stop(ctx: Context) -> None:
             locks.lock_writers_out(cursor, names, lambda: until - ctx.clock.monotonic())
             mirror.stop(cursor, ctx.id, sources_of(ctx), lambda number: shapes[number].key)
 
-    Attempts(ctx, node, names, blockers.FENCE, ctx.clock.monotonic()).run(once)
+    Attempts(ctx, node, names, blockers.FENCE).run(once)
 
 
 def find_quietly(ctx: Context) -> bool:

@@ -89,7 +89,7 @@ def swapping(ctx: Context) -> Event:
     if ctx.swapping_since is None:
         ctx.swapping_since = ctx.clock.monotonic()
     tables = steps_mirror.concerned(ctx)
-    attempts = Attempts(ctx, ctx.record.source_node, tables, blockers.SWAP, ctx.swapping_since)
+    attempts = Attempts(ctx, ctx.record.source_node, tables, blockers.SWAP, since=ctx.swapping_since)
     attempts.run(lambda patience: _swap_once(ctx, shapes, work, patience))
     ctx.fenced_at = None
     return Event.STEP

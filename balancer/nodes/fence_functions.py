@@ -46,9 +46,9 @@ FUNCTIONS = """
     REVOKE ALL ON FUNCTION balancer.refuse_write() FROM PUBLIC;
 
     -- After a swap, on the roots: what a SERIALIZABLE transaction has read of the old partitions is not compared with
-    -- what others, that began before the swap, write to the new ones: they are refused. The arguments are the migration,
-    -- the transaction of the swap and `serializable`; without that word (as former versions made it) the new
-    -- partitions' rows are newer than these snapshots, which would find none to change.
+    -- what others, that began before the swap, write to the new ones: they are refused. The arguments are the
+    -- migration, the transaction of the swap and `serializable`; without that word (as former versions made it) the
+    -- new partitions' rows are newer than these snapshots, which would find none to change.
     CREATE OR REPLACE FUNCTION balancer.refuse_old_snapshot() RETURNS trigger
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
     BEGIN

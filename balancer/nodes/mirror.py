@@ -151,7 +151,7 @@ class Mirror:
     body: str
     targets: tuple[Name, ...]
     references: bool
-    """Whether the new partitions have foreign keys of their own. What the old one's have checked is not checked again."""
+    """Whether the new partitions have foreign keys: what the old one's have checked is not checked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +337,8 @@ class _Facts:
 
 _FACTS = """
     SELECT ARRAY(SELECT a.atttypid::bigint FROM unnest(%(columns)s::text[]) WITH ORDINALITY AS w (name, place)
-                 JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = w.name AND NOT a.attisdropped ORDER BY place),
+                 JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = w.name AND NOT a.attisdropped
+                 ORDER BY place),
            ARRAY(SELECT indexrelid::bigint FROM pg_index WHERE indrelid = c.oid ORDER BY 1),
            ARRAY(SELECT oid::bigint FROM pg_statistic_ext WHERE stxrelid = c.oid ORDER BY 1)
     FROM pg_class c WHERE c.oid = to_regclass(%(table)s)

@@ -1,4 +1,4 @@
-"""Sessions whose snapshot is older than a transaction: they do not see what it, or any before it, has written. Only reads.
+"""Sessions whose snapshot is older than a transaction: they do not see what it, or others before it, wrote. Only reads.
 
 A transaction in REPEATABLE READ or SERIALIZABLE, and so pg_dump, reads by one snapshot to its end, but finds the
 partitions of a root by the newest catalog. Where new partitions have replaced old ones since, or one was detached, its
@@ -12,9 +12,9 @@ from balancer.nodes.blockers import Blocker
 from balancer.nodes.connection import Connection, Cursor
 
 # A snapshot that does not see a transaction was taken with an xmin that is no newer. That is shown of every backend, of
-# every role, and also where `track_activities` is off; when its transaction began, what it is and what it is called are
-# not. A backend without a role is an autovacuum worker's; it, VACUUM, and CREATE INDEX CONCURRENTLY read by no root, and
-# are in no transaction that could do so later. Migrations read partitions by their own names.
+# every role, and also where `track_activities` is off; when its transaction began, and what it is, may not be. A backend
+# without a role is an autovacuum worker's; it, VACUUM, and CREATE INDEX CONCURRENTLY read by no root, and are in no
+# transaction that could do so later. Migrations read partitions by their own names.
 _OLDER = """
     SELECT a.pid, a.xact_start, a.backend_xmin::text,
            coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), 0)::float8,
