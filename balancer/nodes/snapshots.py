@@ -12,8 +12,8 @@ from balancer.nodes.blockers import Blocker
 from balancer.nodes.connection import Connection, Cursor
 
 # A snapshot that does not see a transaction was taken with an xmin that is no newer. That is shown of every backend, of
-# every role, and also where `track_activities` is off; when its transaction began, and what it is, may not be. A backend
-# without a role is an autovacuum worker's; it, VACUUM, and CREATE INDEX CONCURRENTLY read by no root, and are in no
+# every role, and also where `track_activities` is off; when its transaction began, and what it is, may not be. One
+# without a role is of an autovacuum worker; it, VACUUM, and CREATE INDEX CONCURRENTLY read by no root, and are in no
 # transaction that could do so later. Migrations read partitions by their own names.
 _OLDER = """
     SELECT a.pid, a.xact_start, a.backend_xmin::text,
