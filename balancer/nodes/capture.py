@@ -144,7 +144,8 @@ def drop_capture(cursor: Cursor, migration: str, index: int, partition: Name) ->
     for name in (CAPTURE_TRIGGER, CAPTURE_TRUNCATE_TRIGGER):
         if has_trigger(cursor, partition, name):
             cursor.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), partition.identifier))
-    cursor.execute(sql.SQL("DROP FUNCTION IF EXISTS {}()").format(capture_name(migration, index)))
+    # The triggers of a partition that somebody has renamed go with it: nobody else may use it.
+    cursor.execute(sql.SQL("DROP FUNCTION IF EXISTS {}() CASCADE").format(capture_name(migration, index)))
     cursor.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(log_name(migration, index)))
 
 

@@ -272,7 +272,8 @@ def drop(cursor: Cursor, migration: str, number: int, source: Name) -> None:
     """Removes triggers and function; waits for readers of the source. Idempotent."""
     for name in _present(cursor, source):
         cursor.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), source.identifier))
-    cursor.execute(sql.SQL("DROP FUNCTION IF EXISTS {}()").format(mirror_name(migration, number)))
+    # The triggers of a partition that somebody has renamed go with it: nobody else may use it.
+    cursor.execute(sql.SQL("DROP FUNCTION IF EXISTS {}() CASCADE").format(mirror_name(migration, number)))
 
 
 def is_there(cursor: Cursor, migration: str, number: int, source: Name) -> bool:
