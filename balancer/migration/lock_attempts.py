@@ -52,7 +52,7 @@ class Attempts:
         self._ctx, self._node, self._tables, self._wanted = ctx, node, list(tables), wanted
         self._since, self._work = ctx.clock.monotonic() if since is None else since, work
         self._durations = Durations()
-        self._failed = 0
+        self._first, self._failed = True, 0
 
     def run(self, work: Callable[[float], T]) -> T:
         """Calls `work` with the seconds that it may wait for its locks, until it gets them.
@@ -80,9 +80,10 @@ class Attempts:
             found = self._look()
             patience = self._patience()
             waited = ctx.clock.monotonic() - self._since
-            if not found or (self._failed == 0 and waited < LOOK and self._durations.chance(patience) > 0):
-                return patience
-            if self._durations.chance(patience) >= lock_moments.good_enough(waited):
+            wanted = 0.0 if self._first else lock_moments.good_enough(waited)
+            chance = self._durations.chance(patience)
+            if not found or (chance > 0 and chance >= wanted):
+                self._first = False
                 return patience
             if ctx.clock.monotonic() - began > ROUND:
                 raise Overrun(self._sentence(patience))

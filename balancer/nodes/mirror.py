@@ -16,6 +16,7 @@ log that the copy is worthless. The one refusal is 40001, to a transaction whose
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import LiteralString
 
 from psycopg import sql
 
@@ -427,13 +428,14 @@ class _Parts:
 
     def _assigned(self, record: str) -> sql.Composable:
         # An unchanged value that lies outside of its row is not written once more; no operator of anybody's is called.
-        plain = sql.SQL("{0} = {1}")
-        long = sql.SQL("{0} = CASE WHEN record_image_eq(ROW(t.{0}), ROW({1})) THEN t.{0} ELSE {1} END")
         return sql.SQL(", ").join(
-            (long if one in self._long else plain).format(sql.Identifier(one), sql.Identifier(record, one))
+            sql.SQL(_LONG if one in self._long else _SHORT).format(sql.Identifier(one), sql.Identifier(record, one))
             for one in self._family.copied
         )
 
+
+_SHORT: LiteralString = "{0} = {1}"
+_LONG: LiteralString = "{0} = CASE WHEN record_image_eq(ROW(t.{0}), ROW({1})) THEN t.{0} ELSE {1} END"
 
 _DEFERRABLE = """
     SELECT n.nspname, k.conname FROM pg_constraint k JOIN pg_namespace n ON n.oid = k.connamespace

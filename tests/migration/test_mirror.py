@@ -10,10 +10,12 @@ import psycopg
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
+from balancer.migration.machine import State
 from balancer.migration.record import read_detail
 from tests.support import nemeses
 from tests.support.cluster import AMPLE, Cluster, build, hash_table, hash_tablets, insert_rows
 from tests.support.directed import LEAF, Beside, complaints, split, tally
+from tests.support.resharding import begin_split
 from tests.support.spy import Spy
 
 pytestmark = pytest.mark.always
@@ -81,8 +83,10 @@ CASES: dict[str, Case] = {
             "UPDATE orders SET id = {f2} WHERE id = {3}",
             "UPDATE orders SET id = {2} WHERE id = {4}",
             "INSERT INTO orders (id) VALUES ({0}) ON CONFLICT (id) DO UPDATE SET n = -1, note = NULL",
-            "MERGE INTO orders USING (VALUES ({0}::bigint), ({f3})) AS v (i) ON id = i"
-            " WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT (id) VALUES (i)",
+            (
+                "MERGE INTO orders USING (VALUES ({0}::bigint), ({f3})) AS v (i) ON id = i"
+                " WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT (id) VALUES (i)"
+            ),
             "UPDATE orders_t2 SET note = repeat('x', 5000)",
             "UPDATE orders SET n = n - 1, note = note || 'y'",
             'UPDATE orders SET "new part" = 7 WHERE id = {5}',
@@ -99,26 +103,38 @@ CASES: dict[str, Case] = {
     "an upset transaction": (
         (),
         (
-            "BEGIN; UPDATE orders SET n = 5 WHERE id = {0}; SAVEPOINT s; DELETE FROM orders WHERE id = {0};"
-            " INSERT INTO orders (id, n) VALUES ({0}, 9); ROLLBACK TO s; UPDATE orders SET n = n + 1 WHERE id = {0};"
-            " COMMIT",
+            (
+                "BEGIN; UPDATE orders SET n = 5 WHERE id = {0}; SAVEPOINT s; DELETE FROM orders WHERE id = {0};"
+                " INSERT INTO orders (id, n) VALUES ({0}, 9); ROLLBACK TO s; UPDATE orders SET n = n + 1 WHERE id = {0};"
+                " COMMIT"
+            ),
             "BEGIN; DELETE FROM orders_t2; ROLLBACK",
-            "BEGIN; SELECT FROM orders WHERE id = {1} FOR UPDATE; UPDATE orders SET n = 3 WHERE id = {1};"
-            " SELECT FROM orders WHERE id = {1} FOR SHARE; UPDATE orders SET n = n + 1 WHERE id = {1}; COMMIT",
-            "SET session_replication_role = replica; UPDATE orders SET n = 4 WHERE id = {2};"
-            " DELETE FROM orders WHERE id = {3}; SET session_replication_role = origin",
+            (
+                "BEGIN; SELECT FROM orders WHERE id = {1} FOR UPDATE; UPDATE orders SET n = 3 WHERE id = {1};"
+                " SELECT FROM orders WHERE id = {1} FOR SHARE; UPDATE orders SET n = n + 1 WHERE id = {1}; COMMIT"
+            ),
+            (
+                "SET session_replication_role = replica; UPDATE orders SET n = 4 WHERE id = {2};"
+                " DELETE FROM orders WHERE id = {3}; SET session_replication_role = origin"
+            ),
             "BEGIN ISOLATION LEVEL REPEATABLE READ; UPDATE orders SET n = 8 WHERE id = {4}; COMMIT",
-            "BEGIN ISOLATION LEVEL SERIALIZABLE; DELETE FROM orders WHERE id = {5};"
-            " INSERT INTO orders (id, n) VALUES ({5}, 1); COMMIT",
+            (
+                "BEGIN ISOLATION LEVEL SERIALIZABLE; DELETE FROM orders WHERE id = {5};"
+                " INSERT INTO orders (id, n) VALUES ({5}, 1); COMMIT"
+            ),
         ),
     ),
     "a key taken again in one statement": (
         (),
         (
-            "WITH gone AS (DELETE FROM orders WHERE id = {0} RETURNING id)"
-            " INSERT INTO orders (id, n) SELECT id, 77 FROM gone",
-            "WITH gone AS (DELETE FROM orders WHERE id IN ({1}, {2}) RETURNING id)"
-            " INSERT INTO orders (id, n) SELECT id, 78 FROM gone",
+            (
+                "WITH gone AS (DELETE FROM orders WHERE id = {0} RETURNING id)"
+                " INSERT INTO orders (id, n) SELECT id, 77 FROM gone"
+            ),
+            (
+                "WITH gone AS (DELETE FROM orders WHERE id IN ({1}, {2}) RETURNING id)"
+                " INSERT INTO orders (id, n) SELECT id, 78 FROM gone"
+            ),
         ),
     ),
     "a trigger that changes the row": (
@@ -414,3 +430,93 @@ def test_writes_that_depend_on_each_others_reads_do_not_both_pass_the_swap(singl
     assert done.state == "done"
     assert outcome == ["40001"], second
     one.close()
+
+
+# What a node, a leader or somebody else may do to it meanwhile.
+
+LOST = """
+DO $$ DECLARE f record; BEGIN
+    FOR f IN SELECT substr(proname, 9) AS rest FROM pg_proc WHERE proname ~ '^capture_m' LOOP
+        EXECUTE format('CREATE OR REPLACE FUNCTION balancer.capture_%s() RETURNS trigger LANGUAGE plpgsql AS'
+            ' %L', f.rest, format('BEGIN IF TG_OP <> ''INSERT'' THEN INSERT INTO balancer.changes_%1$s (id)'
+            ' VALUES (OLD.id); END IF; IF TG_OP <> ''DELETE'' THEN INSERT INTO balancer.changes_%1$s (id)'
+            ' VALUES (NEW.id); END IF; RETURN NULL; END', f.rest));
+        EXECUTE format('DROP FUNCTION balancer.mirror_%s() CASCADE', f.rest);
+    END LOOP;
+END $$
+"""
+"""As a standby has it that was promoted without the transaction that began the mirror."""
+
+
+def test_a_node_that_has_lost_the_mirror_loses_no_write(single: Cluster) -> None:
+    row = tally(single)
+
+    def lose() -> None:
+        with single.connect("a") as connection:
+            run(connection, LOST)
+        row.write_everywhere()
+
+    done = split(single, {"entered:swapping": lose})
+    assert (done.state, done.error) == ("done", "")
+    assert row.faults() == []
+    assert row.kept == 2
+
+
+def test_what_is_forced_into_an_old_partition_does_not_reach_the_new_ones(single: Cluster) -> None:
+    key = ids(single, 1)[0]
+
+    def force() -> None:
+        with single.connect("a") as connection:
+            run(
+                connection,
+                'ALTER TABLE orders_t2 DISABLE TRIGGER "!balancer_fence"',
+                f"UPDATE orders_t2 SET n = 66 WHERE id = {key}",
+            )
+
+    done = split(single, {"left:swapping": force})
+    assert done.state == "done"
+    assert single.rows()["a"][key] == 0
+
+
+def test_a_cancelled_split_leaves_writers_alone(single: Cluster) -> None:
+    row = tally(single)
+    directory = single.directory()
+    leadership = single.become_leader(directory)
+    begun = begin_split(directory, leadership, 2)
+    watch = Spy({"entered:cancelling": row.write_everywhere})
+    runner = single.runner(directory, leadership, watch)
+    watch.work[MOMENT] = lambda: runner.cancel(begun.id)
+    assert runner.run(begun.id).state == "cancelled"
+    row.write_everywhere()
+    assert row.kept == 4
+    assert row.faults() == []
+    assert single.query("a", "SELECT tgname FROM pg_trigger WHERE tgname ~ '^[~!]balancer'") == []
+    assert complaints(single) == []
+
+
+class Gone(Exception):
+    """The daemon dies."""
+
+
+def test_a_successor_goes_on_with_the_mirror_that_it_finds(single: Cluster) -> None:
+    row = tally(single)
+    directory = single.directory()
+    leadership = single.become_leader(directory)
+    begun = begin_split(directory, leadership, 2)
+
+    def die() -> None:
+        raise Gone
+
+    with pytest.raises(Gone):
+        single.runner(directory, leadership, Spy({MOMENT: die})).run(begun.id)
+    row.write_everywhere()
+    first = single.query("a", BEGUN)
+    found: list[object] = []
+    watch = Spy({"left:mirroring": lambda: found.extend(single.query("a", BEGUN))})
+    done = single.runner(directory, leadership, watch).run(begun.id)
+    assert (done.state, found) == ("done", first)
+    assert State.CATCHING_UP not in watch.states
+    assert row.faults() == []
+
+
+BEGUN = "SELECT xmin::text FROM pg_trigger WHERE tgname = '!balancer_mirror'"
