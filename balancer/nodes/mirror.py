@@ -81,7 +81,7 @@ BEGIN
         "is fresh" := NEW.xmax = '0'::xid;
     END IF;
     -- Planning a query evaluates what indexes and statistics of its table have.
-    IF (NOT "is fresh" OR TG_OP = 'DELETE' OR TG_OP = 'UPDATE' AND NOT ({same_key})) AND NOT (
+    IF ({always} OR NOT "is fresh" OR TG_OP = 'DELETE' OR TG_OP = 'UPDATE' AND NOT ({same_key})) AND NOT (
         EXISTS (SELECT FROM pg_class c WHERE c.oid = TG_RELID AND c.relkind = 'r' AND NOT c.relrowsecurity)
         AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = TG_RELID AND NOT i.indexrelid = ANY ({indexes}))
         AND NOT EXISTS (SELECT FROM pg_statistic_ext s WHERE s.stxrelid = TG_RELID AND NOT s.oid = ANY ({statistics}))
@@ -124,6 +124,19 @@ _WORK = """
         IF FOUND THEN
             {put_old}
         END IF;
+    END IF;
+"""
+
+# Where a key is checked late, two rows may have it for a while: those that have it now are put in, whatever happened.
+_LATE = """
+    IF TG_OP <> 'INSERT' THEN
+        {delete_old}
+        {put_old}
+    END IF;
+    IF TG_OP <> 'DELETE' THEN
+        "new part" := {new_part};
+        {delete_new}
+        {put_current}
     END IF;
 """
 
@@ -170,7 +183,7 @@ def compose(cursor: Cursor, family: Family, number: int, shape: Shape) -> Mirror
     targets = tuple(place.partition for place in family.targets)
     facts = _facts(cursor, source, family.copied)
     others = [index for index in shape.indexes if index.unique and not _is_key(index, shape)]
-    work = sql.SQL(_WORK).format(
+    work = sql.SQL(_LATE if parts.late else _WORK).format(
         source=source.identifier,
         is_new=parts.where("new"),
         is_old=parts.where("old"),
@@ -180,7 +193,8 @@ def compose(cursor: Cursor, family: Family, number: int, shape: Shape) -> Mirror
         delete_old=parts.each("old part", parts.delete("old")),
         update=parts.each("new part", parts.update),
         put_new=parts.each("new part", parts.put_new),
-        put_old=parts.each("old part", parts.put_old),
+        put_old=parts.each("old part", parts.put_current("old")),
+        put_current=parts.each("new part", parts.put_current("new")),
     )
     if any(not index.deferrable for index in others):
         work = sql.SQL(_CAREFUL).format(
@@ -199,6 +213,7 @@ def compose(cursor: Cursor, family: Family, number: int, shape: Shape) -> Mirror
         types=_oids(facts.types),
         targets=sql.SQL(", ").join(sql.SQL("to_regclass({})").format(sql.Literal(str(name))) for name in targets),
         target_oids=_oids([root_oid(cursor, name) for name in targets]),
+        always=sql.SQL("true" if parts.late else "false"),
         indexes=_oids(facts.indexes),
         statistics=_oids(facts.statistics),
         defer=_defer(cursor, targets),
@@ -360,6 +375,8 @@ class _Parts:
     def __init__(self, family: Family, shape: Shape, source: Name) -> None:
         self._family, self._key = family, shape.key
         self._source = source
+        self.late = any(index.deferrable and _is_key(index, shape) for index in shape.indexes)
+        """Whether the key is checked late."""
         self._long = frozenset(column.name for column in shape.columns if column.storage != "p")
         number = next(index for index, name in family.sources if name == source)
         self.log = log_name(family.migration, number)
@@ -408,23 +425,24 @@ class _Parts:
     def put_new(self, place: Place) -> sql.Composable:
         return self._put(place, sql.SQL("VALUES ({})").format(_list(self._family.copied, "new")))
 
-    def put_old(self, place: Place) -> sql.Composable:
-        """The row that has the old key now."""
-        return self._put(
-            place,
-            sql.SQL("SELECT {} FROM ONLY {} AS t WHERE {}").format(
-                _list(self._family.copied, "t"), self._source.identifier, self.where("old")
-            ),
-        )
+    def put_current(self, record: str) -> Callable[[Place], sql.Composable]:
+        """The row that has the record's key now."""
+
+        def make(place: Place) -> sql.Composable:
+            row = sql.SQL("SELECT {} FROM ONLY {} AS t WHERE {}")
+            columns = _list(self._family.copied, "t")
+            return self._put(place, row.format(columns, self._source.identifier, self.where(record)))
+
+        return make
 
     def _put(self, place: Place, rows: sql.Composable) -> sql.Composable:
-        return sql.SQL("INSERT INTO {} AS t ({}) {} ON CONFLICT ({}) DO UPDATE SET {};").format(
-            place.partition.identifier,
-            _list(self._family.copied),
-            rows,
-            _list(self._key),
-            self._assigned("excluded"),
+        insert = sql.SQL("INSERT INTO {} AS t ({}) {}").format(
+            place.partition.identifier, _list(self._family.copied), rows
         )
+        if self.late:
+            return insert + sql.SQL(";")
+        replace = sql.SQL(" ON CONFLICT ({}) DO UPDATE SET {};")
+        return insert + replace.format(_list(self._key), self._assigned("excluded"))
 
     def _assigned(self, record: str) -> sql.Composable:
         # An unchanged value that lies outside of its row is not written once more; no operator of anybody's is called.
@@ -439,7 +457,7 @@ _LONG: LiteralString = "{0} = CASE WHEN record_image_eq(ROW(t.{0}), ROW({1})) TH
 
 _DEFERRABLE = """
     SELECT n.nspname, k.conname FROM pg_constraint k JOIN pg_namespace n ON n.oid = k.connamespace
-    WHERE k.conrelid = ANY (%s::regclass[]) AND k.contype IN ('u', 'x') AND k.condeferrable
+    WHERE k.conrelid = ANY (%s::regclass[]) AND k.contype IN ('p', 'u', 'x') AND k.condeferrable
 """
 
 

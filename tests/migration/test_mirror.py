@@ -28,10 +28,13 @@ MOMENT = "left:mirroring"
 
 
 @pytest.fixture
-def single(tmp_path: Path, any_postgres: PostgresServer, database: Any) -> Iterator[Cluster]:
-    """One node, each version in turn."""
+def single(
+    tmp_path: Path, any_postgres: PostgresServer, database: Any, request: pytest.FixtureRequest
+) -> Iterator[Cluster]:
+    """One node, each version in turn. The key may be one that is checked late."""
     tablets = hash_tablets(4, ["a"])
-    made = build(tmp_path, {"a": database(any_postgres).dsn}, hash_table(), tablets, COLUMNS)
+    columns = COLUMNS.replace("(id),", f"(id) {getattr(request, 'param', '')},")
+    made = build(tmp_path, {"a": database(any_postgres).dsn}, hash_table(), tablets, columns)
     made.settings = replace(made.settings, **{**AMPLE, "lock_timeout": 0.5})
     insert_rows(made, tablets, range(1000))
     yield made
@@ -105,8 +108,8 @@ CASES: dict[str, Case] = {
         (
             (
                 "BEGIN; UPDATE orders SET n = 5 WHERE id = {0}; SAVEPOINT s; DELETE FROM orders WHERE id = {0};"
-                " INSERT INTO orders (id, n) VALUES ({0}, 9); ROLLBACK TO s; UPDATE orders SET n = n + 1 WHERE id = {0};"
-                " COMMIT"
+                " INSERT INTO orders (id, n) VALUES ({0}, 9); ROLLBACK TO s;"
+                " UPDATE orders SET n = n + 1 WHERE id = {0}; COMMIT"
             ),
             "BEGIN; DELETE FROM orders_t2; ROLLBACK",
             (
@@ -187,9 +190,33 @@ CASES: dict[str, Case] = {
 }
 
 
+LATE = (
+    "UPDATE orders SET id = CASE id WHEN {0} THEN {1}::bigint ELSE {0} END WHERE id IN ({0}, {1})",
+    "UPDATE orders SET id = CASE id WHEN {2} THEN {3}::bigint WHEN {3} THEN {4} ELSE {2} END WHERE id IN ({2},{3},{4})",
+    (
+        "BEGIN; SET CONSTRAINTS ALL DEFERRED; INSERT INTO orders (id, n) VALUES ({0}, 7), ({0}, 8), ({f0}, 9);"
+        " UPDATE orders SET n = n + 1 WHERE id = {0}; DELETE FROM orders WHERE id = {0} AND n <> 8; COMMIT"
+    ),
+    (
+        "BEGIN; SET CONSTRAINTS ALL DEFERRED; UPDATE orders SET id = {1} WHERE id = {2};"
+        " DELETE FROM orders WHERE id = {1}; COMMIT"
+    ),
+)
+
+
+@pytest.mark.parametrize("single", ["DEFERRABLE INITIALLY DEFERRED", "DEFERRABLE"], indirect=True)
+@pytest.mark.parametrize("case", [*CASES, "keys in turn"])
+def test_both_sides_are_equal_where_the_key_is_checked_late(single: Cluster, case: str) -> None:
+    prepared, written = CASES.get(case, ((), LATE))
+    equal_after_each(single, prepared, [statement for statement in written if "ON CONFLICT" not in statement])
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_both_sides_are_equal_after_every_statement(single: Cluster, case: str) -> None:
-    prepared, written = CASES[case]
+    equal_after_each(single, *CASES[case])
+
+
+def equal_after_each(single: Cluster, prepared: Sequence[str], written: Sequence[str]) -> None:
     known, fresh = ids(single), free(single)
     names = {str(number): one for number, one in enumerate(known)} | {f"f{i}": one for i, one in enumerate(fresh)}
     with single.connect("a") as connection:

@@ -387,7 +387,7 @@ NO_VERIFICATION = Mutant(
         replaced("balancer.migration.comparison.compare_rest", instead()),
         replaced("balancer.migration.comparison.compare_bulk", instead(0)),
         replaced("balancer.migration.key_replay._compare", instead()),
-        replaced("balancer.migration.steps_reshard._compare_all", instead()),
+        replaced("balancer.migration.steps_reshard.compare_all", instead()),
         replaced("balancer.nodes.reshard.replay", _replayed_unseen),
     ),
     (
