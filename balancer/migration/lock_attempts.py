@@ -14,6 +14,7 @@ from balancer.errors import NotGranted, Unavailable
 from balancer.migration import guards
 from balancer.migration.context import Context
 from balancer.migration.control import Overrun
+from balancer.migration.observer import LOCKS
 from balancer.nodes import blockers
 from balancer.nodes.blockers import WantedLock
 from balancer.nodes.connection import translated
@@ -70,7 +71,7 @@ class Attempts:
                 now = ctx.clock.monotonic()
                 if now - began > ROUND:
                     raise Overrun(self._sentence(patience)) from error
-                ctx.progress.waiting(str(error))
+                ctx.progress.waiting(str(error), reason=LOCKS)
                 self._watch(now + REST * (now - asked))
 
     def _await_moment(self, began: float) -> float:
@@ -87,7 +88,7 @@ class Attempts:
                 return patience
             if ctx.clock.monotonic() - began > ROUND:
                 raise Overrun(self._sentence(patience))
-            ctx.progress.waiting(self._words(found))
+            ctx.progress.waiting(self._words(found), reason=LOCKS)
             ctx.clock.sleep(LOOK)
             ctx.check()
 

@@ -12,6 +12,7 @@ from balancer.errors import BalancerError, Refused
 from balancer.migration.background import Background
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.machine import Event
+from balancer.migration.observer import SNAPSHOTS
 from balancer.nodes import (
     capture,
     chunks,
@@ -173,7 +174,8 @@ def _wait_for_snapshots(ctx: Context) -> None:
             left = older.left(cursor)
         if not left:
             return
-        ctx.progress.waiting(f"{left[0].told} on node {ctx.record.source_node}, which may still read what has moved")
+        what = f"{left[0].told} on node {ctx.record.source_node}, which may still read what has moved"
+        ctx.progress.waiting(what, reason=SNAPSHOTS)
         ctx.sleep(0.2)
 
 

@@ -13,6 +13,7 @@ from balancer.migration.context import Context
 from balancer.migration.control import Overrun
 from balancer.migration.lock_attempts import WORK, Attempts
 from balancer.migration.machine import Event
+from balancer.migration.observer import LOCKS, SNAPSHOTS
 from balancer.migration.steps_copy import read_shapes
 from balancer.migration.steps_reshard import catch_up, families, replay_once, sources_of
 from balancer.migration.steps_switch import back_off, let_writers_on
@@ -51,7 +52,8 @@ def _outlive_long_ones(ctx: Context) -> None:
             left = [one for one in older.left(ctx.links.control(node)) if one.age > LONG]
         if not left:
             return
-        ctx.progress.waiting(f"{left[0].told} on node {node}, which would not see the new partitions' rows")
+        what = f"{left[0].told} on node {node}, which would not see the new partitions' rows"
+        ctx.progress.waiting(what, reason=SNAPSHOTS)
         ctx.sleep(LOOK * 4)
         catch_up(ctx)
 
@@ -137,7 +139,8 @@ def _outlive(ctx: Context, standing: Standing) -> None:
             left = older.left(ctx.links.control(node))
         if not left:
             return
-        ctx.progress.waiting(f"{left[0].told} on node {node}, which would not see the new partitions' rows")
+        what = f"{left[0].told} on node {node}, which would not see the new partitions' rows"
+        ctx.progress.waiting(what, reason=SNAPSHOTS)
         ctx.sleep(LOOK)
 
 
@@ -145,7 +148,8 @@ def _wait_for_lasting(ctx: Context) -> None:
     """Waits for who has held a lock on the table for long (pg_dump, a report): an attempt would be in vain."""
     node = ctx.record.source_node
     while found := guards.lasting_blocker(ctx, node, concerned(ctx), blockers.SWAP, LASTING):
-        ctx.progress.waiting(f"{found.told} on node {node}, which uses the table")
+        what = f"{found.told} on node {node}, which uses the table"
+        ctx.progress.waiting(what, reason=LOCKS)
         ctx.sleep(LOOK * 4)
 
 

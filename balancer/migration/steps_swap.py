@@ -21,6 +21,7 @@ from balancer.migration.control import Difference, Overrun
 from balancer.migration.fence_renewal import FenceKeeper
 from balancer.migration.lock_attempts import Attempts
 from balancer.migration.machine import Event
+from balancer.migration.observer import SNAPSHOTS
 from balancer.migration.steps_copy import read_shapes
 from balancer.migration.steps_reshard import compare_all, families, model_of, sources_of
 from balancer.nodes import blockers, capture, fence, locks, mirror, partition, references, reshard, schema, set_aside
@@ -123,7 +124,8 @@ def retiring(ctx: Context) -> Event:
     with ctx.source() as cursor:
         older = OlderSnapshots(this_transaction(cursor))
     while using := _left(ctx, older):
-        ctx.progress.waiting(f"{using[0].told} on node {node}, which may still use the old partitions")
+        what = f"{using[0].told} on node {node}, which may still use the old partitions"
+        ctx.progress.waiting(what, reason=SNAPSHOTS)
         ctx.sleep(LOOK)
     for root in ctx.roots:
         with ctx.source() as cursor:

@@ -169,6 +169,20 @@ CASES: dict[str, Case] = {
         ),
         ("DELETE FROM orders WHERE id IN ({0}, {1})", "DELETE FROM orders_t2"),
     ),
+    "a trigger that takes another row's key": (
+        (
+            function("take", "IF OLD.id = {0} THEN INSERT INTO orders (id, n) VALUES ({1}, 99); END IF;"),
+            trigger("take", "DELETE OR UPDATE OF id"),
+        ),
+        ("DELETE FROM orders WHERE id IN ({0}, {1})",),
+    ),
+    "a trigger that takes another row's key when keys change": (
+        (
+            function("take", "IF OLD.id = {0} THEN INSERT INTO orders (id, n) VALUES ({1}, 99); END IF;"),
+            trigger("take", "UPDATE OF id"),
+        ),
+        ("UPDATE orders SET id = CASE id WHEN {0} THEN {f0}::bigint ELSE {f1} END WHERE id IN ({0}, {1})",),
+    ),
     "a trigger that deletes what is new": (
         (function("away", "DELETE FROM orders WHERE id = NEW.id;"), trigger("away", "INSERT")),
         ("INSERT INTO orders (id) VALUES ({f0}), ({f1})",),
@@ -219,17 +233,20 @@ def test_both_sides_are_equal_after_every_statement(single: Cluster, case: str) 
 def equal_after_each(single: Cluster, prepared: Sequence[str], written: Sequence[str]) -> None:
     known, fresh = ids(single), free(single)
     names = {str(number): one for number, one in enumerate(known)} | {f"f{i}": one for i, one in enumerate(fresh)}
+
+    def filled(text: str) -> str:
+        for word, number in names.items():
+            text = text.replace("{" + word + "}", str(number))
+        return text
+
     with single.connect("a") as connection:
-        run(connection, *prepared)
+        run(connection, *map(filled, prepared))
     differed: list[object] = []
 
     def write() -> None:
         with single.connect("a") as connection:
-            for statement in written:
-                text = statement
-                for word, number in names.items():
-                    text = text.replace("{" + word + "}", str(number))
-                connection.execute(text.encode())
+            for statement in map(filled, written):
+                connection.execute(statement.encode())
                 differed.extend((statement, row) for row in difference(single))
 
     done = split(single, {MOMENT: write})
