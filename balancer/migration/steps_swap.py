@@ -122,7 +122,8 @@ def retiring(ctx: Context) -> Event:
         left = ctx.detail.switched + ctx.settings.retire_grace - ctx.clock.now().timestamp()
         ctx.sleep(max(0.0, min(left, ctx.settings.retire_grace)))
     with ctx.source() as cursor:
-        older = OlderSnapshots(this_transaction(cursor))
+        # pg_dump locks what it reads when it begins: it needs no old partition, or the drop below waits for it.
+        older = OlderSnapshots(this_transaction(cursor), but_dumps=True)
     while using := _left(ctx, older):
         what = f"{using[0].told} on node {node}, which may still use the old partitions"
         ctx.progress.waiting(what, reason=SNAPSHOTS)
