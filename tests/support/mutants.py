@@ -600,7 +600,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "mirror-checks-at-once",
         "nodes.mirror: what may be checked late is checked at the end of the transaction",
         replaced("balancer.nodes.mirror._defer", instead(sql.SQL(""))),
-        (f"{_MIRROR}test_both_sides_are_equal_after_every_statement",),
+        (f"{_MIRROR}test_both_sides_are_equal_where_the_key_is_checked_late",),
     ),
     Mutant(
         "mirror-writes-all",
