@@ -8,6 +8,8 @@ and nobody is held back. `machine` has the argument.
 
 from collections.abc import Sequence
 
+from psycopg import sql
+
 from balancer.migration import guards
 from balancer.migration.context import Context
 from balancer.migration.control import Overrun
@@ -18,7 +20,7 @@ from balancer.migration.steps_copy import read_shapes
 from balancer.migration.steps_reshard import catch_up, families, replay_once, sources_of
 from balancer.migration.steps_switch import back_off, let_writers_on
 from balancer.nodes import blockers, locks, mirror, references, reshard
-from balancer.nodes.connection import run_together, statement_timeout, translated
+from balancer.nodes.connection import rows_that_follow, run_together, statement_timeout, translated
 from balancer.nodes.mirror import Mirror, Standing
 from balancer.nodes.names import Name
 from balancer.nodes.snapshots import OlderSnapshots, this_transaction
@@ -109,18 +111,20 @@ def _compose(ctx: Context) -> list[Mirror]:
 
 def _start_once(ctx: Context, mirrors: Sequence[Mirror], names: Sequence[Name], patience: float) -> Standing:
     """T1. Everything in it happens while writers wait."""
-    work = families(ctx)
+    work, node = families(ctx), ctx.record.source_node
     with ctx.source() as cursor:
         silence = references.may_prepare(cursor)
         until = ctx.clock.monotonic() + patience
         locks.lock_writers_out(cursor, names, lambda: until - ctx.clock.monotonic())
         ctx.fenced_at = began = ctx.clock.monotonic()
         try:
-            run_together(cursor, [statement_timeout(ctx.settings.write_pause_budget * 4)])
-            guards.check_definitions(ctx, cursor, ctx.record.source_node)
-            references.without_triggers(cursor)
-            for family in work:
-                replay_once(cursor, family)
+            settings = [statement_timeout(ctx.settings.write_pause_budget * 4), *references.silence_statements(silence)]
+            asked = [guards.definitions_statement(ctx, node), reshard.entries_statement(work)]
+            run_together(cursor, [sql.SQL("SELECT 1"), *settings, *asked])
+            definitions, entries = rows_that_follow(cursor)
+            guards.compare_definitions(ctx, node, definitions)
+            for family in work if entries[0][0] else ():
+                replay_once(cursor, family, comparing=False)  # everything is compared under the mirror
             standing = Standing(this_transaction(cursor))
             mirror.start(cursor, mirrors, standing.transaction, may_silence=silence)
         finally:

@@ -13,6 +13,9 @@ the roots (`refuse_old_snapshot`), which goes when no such snapshot is left.
 
 from collections.abc import Sequence
 
+from psycopg import sql
+from psycopg.rows import TupleRow
+
 from balancer.directory.model import MigrationMode
 from balancer.errors import Refused
 from balancer.migration import guards, steps_mirror
@@ -26,7 +29,15 @@ from balancer.migration.steps_copy import read_shapes
 from balancer.migration.steps_reshard import compare_all, families, model_of, sources_of
 from balancer.nodes import blockers, capture, fence, locks, mirror, partition, references, reshard, schema, set_aside
 from balancer.nodes.closed import closed_statement
-from balancer.nodes.connection import Cursor, lock_timeout, run_together, statement_timeout, translated
+from balancer.nodes.connection import (
+    Cursor,
+    Statement,
+    lock_timeout,
+    rows_that_follow,
+    run_together,
+    statement_timeout,
+    translated,
+)
 from balancer.nodes.mirror import Standing
 from balancer.nodes.names import Name
 from balancer.nodes.objects import bound_constraint
@@ -152,9 +163,19 @@ def swapped(ctx: Context) -> bool:
 
 
 def _owned(ctx: Context, cursor: Cursor) -> bool:
+    run_together(cursor, [_states_statement(ctx)])
+    return _all_owned(ctx, cursor.fetchall())
+
+
+def _states_statement(ctx: Context) -> Statement:
+    ids = sql.Literal([tablet.id for tablet in ctx.record.targets])
+    return sql.SQL("SELECT id, state FROM balancer.tablet WHERE id = ANY ({}::bigint[])").format(ids)
+
+
+def _all_owned(ctx: Context, rows: Sequence[TupleRow]) -> bool:
     node = ctx.record.source_node
-    rows = {row.id: row.state for row in schema.read_tablets(cursor)}
-    states = {rows.get(tablet.id) for tablet in ctx.record.targets}
+    known = {int(number): str(state) for number, state in rows}
+    states = {known.get(tablet.id) for tablet in ctx.record.targets}
     if states == {schema.OwnState.OWNED}:
         return True
     if schema.OwnState.OWNED in states:
@@ -163,63 +184,77 @@ def _owned(ctx: Context, cursor: Cursor) -> bool:
 
 
 def _swap(ctx: Context, cursor: Cursor, shapes: tuple[Shape, ...], work: list[reshard.Family], until: float) -> None:
-    """Everything in it happens while everybody waits."""
+    """Everything in it happens while everybody waits: what needs no answer in between travels together."""
     old = [place.partition for place in ctx.source_places]
     new = [place.partition for place in ctx.target_places_by_root()]
+    may_prepare = references.may_prepare(cursor)
     locks.lock_everybody_out(cursor, ctx.roots, old, new, lambda: until - ctx.clock.monotonic())
-    # A validation that PostgreSQL insists on (a foreign key between the roots) must not keep everybody out for long.
-    limits = [statement_timeout(ctx.settings.write_pause_budget * 4), lock_timeout(ctx.settings.lock_timeout)]
-    run_together(cursor, limits)
-    if _owned(ctx, cursor):
+    remembered = _look(ctx, cursor, old, work)
+    if remembered is None:
         return  # a commit whose answer was lost came through after we had asked: the locks had to wait for it
-    run_together(cursor, [closed_statement(tablet.id for tablet in ctx.sources)])
-    guards.refuse_closed(ctx, cursor.fetchall())
-    guards.check_definitions(ctx, cursor, ctx.record.source_node)
     if ctx.record.mode is MigrationMode.READ_ONLY:
         if ctx.fence is None:
             raise Refused("the fence was raised by a predecessor")
         fence.check_standing(cursor, old, ctx.fence, ctx.settings.lock_timeout)
-    else:
-        _check_mirror(ctx, cursor, work)
-    remembered = reshard.has_serializable_readers(cursor, old)
-    _exchange(ctx, cursor, shapes)
+    _exchange(ctx, cursor, shapes, may_prepare=may_prepare)
     for root in ctx.roots if remembered else ():
         reshard.refuse_old_snapshots(cursor, root, ctx.id, this_transaction(cursor))
     _record(ctx, cursor, old, new)
 
 
-def _check_mirror(ctx: Context, cursor: Cursor, work: Sequence[reshard.Family]) -> None:
-    """Under the lock: it is the mirror whose beginning every snapshot sees, and it could make every change."""
-    if mirror.find(cursor, ctx.id, sources_of(ctx)) != ctx.prepared:
+def _look(ctx: Context, cursor: Cursor, old: list[Name], work: list[reshard.Family]) -> bool | None:
+    """Checks under the locks what must be true: definitions, and the mirror whose beginning every snapshot sees, which
+    could make every change. Returns whether reads of SERIALIZABLE transactions are remembered; None: it has happened.
+    """
+    node, mirrored = ctx.record.source_node, ctx.record.mode is MigrationMode.REPLICATE
+    # A validation that PostgreSQL insists on (a foreign key between the roots) must not keep everybody out for long.
+    limits = [statement_timeout(ctx.settings.write_pause_budget * 4), lock_timeout(ctx.settings.lock_timeout)]
+    asked = [_states_statement(ctx), closed_statement(ctx.source_ids), guards.definitions_statement(ctx, node)]
+    asked += [reshard.remembered_statement(old)]
+    asked += [mirror.find_statement(ctx.id, sources_of(ctx)), reshard.entries_statement(work)] if mirrored else []
+    run_together(cursor, [sql.SQL("SELECT 1"), *limits, *asked])
+    states, closed, definitions, remembered, *mirror_rows = rows_that_follow(cursor)
+    if _all_owned(ctx, states):
+        return None
+    guards.refuse_closed(ctx, closed)
+    guards.compare_definitions(ctx, node, definitions)
+    if mirrored:
+        _check_mirror(ctx, *mirror_rows)
+    return bool(remembered[0][0])
+
+
+def _check_mirror(ctx: Context, found: Sequence[TupleRow], entries: Sequence[TupleRow]) -> None:
+    if mirror.found(found) != ctx.prepared:
         raise Overrun("the node does not have the mirror any more: did it go back in time?")
-    if any(reshard.changed_sources(cursor, family) for family in work):
+    if entries[0][0]:
         raise Overrun("a change could not be made in the new partitions: it is replayed")
 
 
-def _exchange(ctx: Context, cursor: Cursor, shapes: tuple[Shape, ...]) -> None:
+def _exchange(ctx: Context, cursor: Cursor, shapes: tuple[Shape, ...], *, may_prepare: bool) -> None:
     """Old partitions out, new ones in. From here on nothing follows what somebody may force into the old ones."""
-    may_prepare = references.may_prepare(cursor)
+    referring = references.there_are_any(shapes)
     for place in reversed(ctx.source_places_by_root()):  # a referenced root's rows go last, and come first
-        run_together(cursor, mirror.disable_statements(cursor, place.partition))
-        partition.detach_locked(cursor, place.root, place.partition)
-        partition.release_references(cursor, place.partition, ctx.settings.lock_timeout)
-    if may_prepare and references.there_are_any(shapes):
-        mirror.wake_references(cursor, [place.partition for place in ctx.target_places_by_root()])
+        mirrored = ctx.record.mode is MigrationMode.REPLICATE
+        off = mirror.disable_statements(place.partition) if mirrored else []
+        run_together(cursor, [*off, partition.detach_statement(place.root, place.partition)])
+        if referring:
+            partition.release_references(cursor, place.partition, ctx.settings.lock_timeout)
+    if may_prepare and referring:
+        run_together(cursor, mirror.wake_statements([place.partition for place in ctx.target_places_by_root()]))
     for place in ctx.target_places_by_root():
         model = model_of(ctx, place, shapes)
         partition.grant(cursor, model, place.partition)
-        partition.give_to_owner(cursor, model, place.partition)
         partition.add_triggers(cursor, model, place.partition)
-        partition.attach(cursor, place)
-        partition.drop_bound(cursor, place.partition, bound_constraint(ctx.id))
-        if may_prepare:
+        to_owner = partition.owner_statement(model, place.partition)
+        bound = partition.drop_bound_statement(place.partition, bound_constraint(ctx.id))
+        run_together(cursor, [to_owner, partition.attach_statement(place), bound])
+        if may_prepare and referring:
             references.wake_references(cursor, place.partition)
 
 
 def _record(ctx: Context, cursor: Cursor, old: list[Name], new: list[Name]) -> None:
     node = ctx.record.source_node
     gone = fence.Fence(ctx.id, ctx.leadership.epoch, fence.MOVED, 0, ctx.sources[0].id, node, ctx.sources[0].epoch)
-    fence.mark_moved(cursor, old, gone, ctx.settings.lock_timeout)
     rows = [
         *(
             schema.OwnedTablet(tablet.id, tablet.epoch, schema.OwnState.OWNED, partitions_of(ctx.table, tablet))
@@ -232,4 +267,5 @@ def _record(ctx: Context, cursor: Cursor, old: list[Name], new: list[Name]) -> N
             for tablet in ctx.sources
         ),
     ]
-    schema.write_tablets(cursor, rows)
+    moved = fence.moved_statements(old, gone, ctx.settings.lock_timeout, ctx.source_ids)
+    run_together(cursor, [*moved, *schema.tablet_statements(rows)])

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import LiteralString
 
 from psycopg import sql
+from psycopg.rows import TupleRow
 
 from balancer.errors import Refused
 from balancer.nodes import capture
@@ -35,6 +36,8 @@ from balancer.nodes.objects import (
 from balancer.nodes.partition import Place, root_oid
 from balancer.nodes.reshard import Family
 from balancer.nodes.shape import Index, Shape
+
+TRIGGERS = (MIRROR_TRIGGER, MIRROR_TRUNCATE_TRIGGER)
 
 # Variables have names with a space in them, which no sane column has. What a trigger or a function of the same
 # statement changes arrives before what the statement itself did: hence the looks at how a row is now.
@@ -263,25 +266,27 @@ def stop(
     for number, source in sources:
         if capture.is_silent(cursor, migration, number):
             capture.resume(cursor, migration, number, key(number))
-        run_together(cursor, disable_statements(cursor, source))
+        run_together(cursor, disable_statements(source, _present(cursor, source)))
 
 
 def disable(cursor: Cursor, source: Name, lock_timeout: float) -> None:
     """The new partitions follow this one no more. Waits for writers, not for readers. Idempotent."""
-    if statements := disable_statements(cursor, source):
+    if statements := disable_statements(source, _present(cursor, source)):
         lock_partitions(cursor, [source], lock_timeout)
         run_together(cursor, statements)
 
 
-def disable_statements(cursor: Cursor, source: Name) -> list[Statement]:
-    """The same for a caller that keeps writers out."""
+def disable_statements(
+    source: Name, names: Sequence[str] = (MIRROR_TRIGGER, MIRROR_TRUNCATE_TRIGGER)
+) -> list[Statement]:
+    """The same for a caller that keeps writers out, and knows that these triggers are there."""
     alter = sql.SQL("ALTER TABLE {} DISABLE TRIGGER {}")
-    return [alter.format(source.identifier, sql.Identifier(name)) for name in _present(cursor, source)]
+    return [alter.format(source.identifier, sql.Identifier(name)) for name in names]
 
 
-def wake_references(cursor: Cursor, targets: Sequence[Name]) -> None:
+def wake_statements(targets: Sequence[Name]) -> list[Statement]:
     """Before ATTACH: the new partitions check their foreign keys again."""
-    run_together(cursor, [sql.SQL("ALTER TABLE {} ENABLE TRIGGER ALL").format(name.identifier) for name in targets])
+    return [sql.SQL("ALTER TABLE {} ENABLE TRIGGER ALL").format(name.identifier) for name in targets]
 
 
 def drop(cursor: Cursor, migration: str, number: int, source: Name) -> None:
@@ -297,7 +302,7 @@ def is_there(cursor: Cursor, migration: str, number: int, source: Name) -> bool:
     row = cursor.execute(
         "SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND tgname = ANY (%s)"
         " AND tgenabled <> 'D')",
-        (str(source), [MIRROR_TRIGGER, MIRROR_TRUNCATE_TRIGGER]),
+        (str(source), list(TRIGGERS)),
     ).fetchone()
     return bool(row and row[0]) or capture.is_silent(cursor, migration, number)
 
@@ -308,7 +313,11 @@ def find(connection: Connection | Cursor, migration: str, sources: Sequence[tupl
     All of it was written by one transaction, T1, and by nobody since: a trigger that was switched off and on again has
     another, and changes that neither log nor new partitions have.
     """
-    rows = connection.execute(_FIND, _find_arguments(migration, sources)).fetchall()
+    return found(connection.execute(find_statement(migration, sources)).fetchall())
+
+
+def found(rows: Sequence[TupleRow]) -> Standing | None:
+    """The same, from the rows of `find_statement`."""
     silent = [row[1] for row in rows]
     if not any(silent):
         return None
@@ -319,30 +328,31 @@ def find(connection: Connection | Cursor, migration: str, sources: Sequence[tupl
 
 
 _FIND = """
-    SELECT number, c.prosrc = %(silent)s,
+    SELECT number, c.prosrc = {silent},
            (SELECT min(split_part(encode(t.tgargs, 'escape'), '\\000', 2)) FROM pg_trigger t
-            WHERE t.tgrelid = to_regclass(source) AND t.tgname = ANY (%(triggers)s)),
+            WHERE t.tgrelid = to_regclass(source) AND t.tgname = ANY ({triggers})),
            (SELECT count(*) = 2 AND bool_and(
                 t.tgenabled = 'A' AND t.tgfoid = m.oid AND t.xmin = m.xmin AND t.xmin = c.xmin
                 AND t.xmin = split_part(encode(t.tgargs, 'escape'), '\\000', 2)::xid8::xid)
-            FROM pg_trigger t WHERE t.tgrelid = to_regclass(source) AND t.tgname = ANY (%(triggers)s))
-    FROM unnest(%(numbers)s::int[], %(sources)s::text[]) AS given (number, source)
+            FROM pg_trigger t WHERE t.tgrelid = to_regclass(source) AND t.tgname = ANY ({triggers}))
+    FROM unnest({numbers}::int[], {sources}::text[]) AS given (number, source)
     LEFT JOIN pg_proc c ON c.pronamespace = 'balancer'::regnamespace
-                       AND c.proname = format('capture_%%s_%%s', %(migration)s::text, number)
+                       AND c.proname = format('capture_%s_%s', {migration}::text, number)
     LEFT JOIN pg_proc m ON m.pronamespace = 'balancer'::regnamespace
-                       AND m.proname = format('mirror_%%s_%%s', %(migration)s::text, number)
+                       AND m.proname = format('mirror_%s_%s', {migration}::text, number)
     ORDER BY number
 """
 
 
-def _find_arguments(migration: str, sources: Sequence[tuple[int, Name]]) -> dict[str, object]:
-    return {
-        "silent": capture.SILENT,
-        "triggers": [MIRROR_TRIGGER, MIRROR_TRUNCATE_TRIGGER],
-        "migration": migration,
-        "numbers": [number for number, _ in sources],
-        "sources": [str(source) for _, source in sources],
-    }
+def find_statement(migration: str, sources: Sequence[tuple[int, Name]]) -> sql.Composed:
+    """What `found` reads, for a message that asks for more."""
+    return sql.SQL(_FIND).format(
+        silent=sql.Literal(capture.SILENT),
+        triggers=sql.Literal(list(TRIGGERS)),
+        migration=sql.Literal(migration),
+        numbers=sql.Literal([number for number, _ in sources]),
+        sources=sql.Literal([str(source) for _, source in sources]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,7 +501,7 @@ def _trigger_statements(mirror: Mirror, function: sql.Identifier, transaction: s
 def _present(cursor: Cursor, source: Name) -> list[str]:
     rows = cursor.execute(
         "SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND tgname = ANY (%s) ORDER BY 1",
-        (str(source), [MIRROR_TRIGGER, MIRROR_TRUNCATE_TRIGGER]),
+        (str(source), list(TRIGGERS)),
     ).fetchall()
     return [str(name) for (name,) in rows]
 
