@@ -167,7 +167,7 @@ switches the mirror off (`cancelling`), or turns the log on again (`catching_up`
 
 *Wrong orders*, each seen to lose rows or to show too few (`tests/support/mutants.py`): the last replay in a transaction
 of its own, before the trigger's (2: a write in between is in neither); the swap before older snapshots are gone (4);
-T2's locks on the roots alone (5: who writes by a partition's name is overlooked); the mirror left on after T2 (6). For
+T2's locks on the roots alone (5: a TRUNCATE by a partition's name is overlooked); the mirror left on after T2 (6). For
 the same reasons the snapshots are listed after T1's commit, not before it, and the mirror goes under T2's locks.
 
 *Expiry* retires the lowest tablets of a table, with their rows: first off their node's root, then out of the directory,

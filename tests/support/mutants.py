@@ -628,9 +628,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "swap-without-leaves",
-        "steps_swap: the old leaves are locked right after the roots",
+        "machine, reshard 5: the swap locks the old leaves too, before it checks anything",
         replaced("balancer.nodes.locks.lock_everybody_out", _roots_only),
-        (f"{_HOLES}test_a_delete_by_the_partitions_name_that_commits_during_the_swap_is_kept",),
+        (f"{_ORDERS}test_while_the_mirror_begins_or_the_swap_is_made_no_write_by_a_partition_s_name_gets_in",),
     ),
     Mutant(
         "no-fingerprints",
