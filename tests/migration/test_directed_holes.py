@@ -38,12 +38,8 @@ MOVE_POINTS = (
     *("left:sealing", "entered:committing", "left:committing", "left:opening"),
 )
 SPLIT_POINTS = (
-    "left:copying",
-    "left:catching_up",
-    "left:mirroring",
-    "left:verifying",
-    "entered:swapping",
-    "left:swapping",
+    *("left:copying", "left:catching_up", "left:mirroring", "left:verifying"),
+    *("entered:swapping", "left:swapping"),
 )
 
 
