@@ -12,6 +12,7 @@ Any module may raise and catch these; nothing here imports the rest of the produ
 | `OutcomeUnknown` | finds out what happened before doing anything else                |
 | `TooLarge`       | makes the request smaller                                         |
 | `Unavailable`    | tries again later                                                 |
+| `NotGranted`     | likewise: the server is there, others hold what was asked for     |
 """
 
 
@@ -54,3 +55,7 @@ class Unavailable(BalancerError):
         super().__init__(text)
         self.why = why or text
         """The reason alone, for a sentence that names the server itself."""
+
+
+class NotGranted(Unavailable):
+    """A lock was not granted in time, or the statement behind it took too long: nothing was applied."""

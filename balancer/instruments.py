@@ -19,6 +19,8 @@ _MIGRATIONS: Final = (1.0, 5.0, 15.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0, 
 
 MESSAGE_OUTCOMES: Final = ("applied", "failed", "refused", "waiting")
 """What the label `outcome` of messages may be: what an attempt of the leader's came to."""
+MIGRATION_WAITS: Final = ("snapshots", "locks", "other")
+"""What the label `reason` of waiting migrations may be."""
 DIMENSIONS: Final = ("bytes", "memory", "write_rate", "read_rate", "tablets")
 """What the label `dimension` may be: the names of `[placement] dimensions` in a bundle's file."""
 
@@ -256,6 +258,18 @@ class Instruments:
             "Migrations that ended: done, cancelled, failed.",
             ("bundle", "operation", "outcome"),
             "bundles × 4 operations × 3 outcomes",
+        )
+        self.migrations_waiting = self._gauge(
+            "migrations_waiting",
+            "Migrations that wait, by reason: snapshots (sessions with an older one), locks (on the table), other.",
+            ("bundle", "reason"),
+            "bundles × 3 reasons",
+        )
+        self.migration_waits = self._gauge(
+            "migration_waiting_seconds",
+            "For how long the migration that has waited longest has waited; 0: none waits.",
+            ("bundle",),
+            "one per bundle",
         )
         self.migration_seconds = self._histogram(
             "migration_seconds",

@@ -4,7 +4,7 @@ import structlog
 
 from balancer.directory.model import Migration
 from balancer.migration.machine import State
-from balancer.migration.observer import Observer
+from balancer.migration.observer import Observer, Progress
 from balancer.planner.metrics import Reporter
 
 log = structlog.get_logger()
@@ -23,7 +23,11 @@ class MigrationMetrics(Observer):
         if state is State.VERIFYING and not migration.error:
             self._reporter.verified(migration.bundle, True)
 
+    def progressed(self, migration: Migration, progress: Progress) -> None:
+        self._reporter.waits(migration, progress.reason, progress.waited)
+
     def finished(self, migration: Migration) -> None:
+        self._reporter.waits(migration, "", 0.0)
         detail = migration.detail
         self._reporter.finished(
             migration,

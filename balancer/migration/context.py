@@ -139,9 +139,10 @@ class Context:
         self.opened: OpenTransaction | None = None  # on the target: what opens it, ready until the directory's commit
         self.shapes: tuple[Shape, ...] | None = None  # of the source's partitions, once read
         self.different = False  # the copy differed from the source
-        self.prepared: Any = None  # what one step hands to the next: `draining` to `verifying`, that to `swapping`
+        self.prepared: Any = None  # what one step hands to others: `draining` to `verifying`, `mirroring` its mirror
         self.sequences: tuple[str, ...] = ()  # those behind the roots' columns, once found
         self.followed: tuple[tuple[str, str], ...] = ()  # homes of reference tables, with the target's stream from each
+        self.swapping_since: float | None = None  # monotonic: the first attempt to lock everybody out for the swap
         self.planned_on: dict[str, Connection] = {}  # node → where the query for its definitions was planned
         self.messages: dict[str, Statement] = {}  # for a switch, composed before anybody waits for them
         self.others: Others = Alone()
@@ -202,7 +203,7 @@ class Context:
         """Everything that was made is gone; the next attempt reads and makes it all again."""
         self.fence, self.fenced_at = None, None
         self.shapes, self.prepared = None, None
-        self.note(bulk_verified=False, rows=0, sequences=(), fingerprints={})
+        self.note(bulk_verified=False, verified="", rows=0, sequences=(), fingerprints={})
 
     @contextmanager
     def node(self, node: str) -> Iterator[Cursor]:

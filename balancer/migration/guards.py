@@ -230,6 +230,17 @@ def clear_the_way(ctx: Context, node: str, tables: Sequence[Name], wanted: Wante
         raise Overrun(f"waits for {lasting[0]} on node {node}")
 
 
+def lasting_blocker(
+    ctx: Context, node: str, tables: Sequence[Name], wanted: WantedLock, age: float
+) -> blockers.Blocker | None:
+    """The oldest transaction that a lock would wait for, if it is that old. Vacuums are sent away, and whatever the
+    operator has allowed to end."""
+    with ctx.node(node) as cursor:
+        found = blockers.find_blockers(cursor, tables, wanted)
+        _send_away(ctx, cursor, found)
+    return found[0] if found and found[0].age > age else None
+
+
 def name_blockers(ctx: Context, node: str, tables: Sequence[Name], wanted: WantedLock) -> None:
     """After a lock was not granted in time: raises `Overrun` naming its holder, if there still is one; ends it if that
     is allowed."""

@@ -11,6 +11,7 @@ the question whose schema it is in the same message. The runner releases them wi
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import sql
@@ -40,6 +41,7 @@ class Links:
         self._kept = kept
         self._idle: dict[Address, list[Connection]] = {}
         self._lock = threading.Lock()
+        self._deadlock: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
 
     def address(self, node: str) -> Address:
         """Where a node is now."""
@@ -55,6 +57,18 @@ class Links:
             self._control[node] = found
             with translated(node):
                 found.execute("SELECT set_config('search_path', 'pg_catalog', false)")
+        return found
+
+    def deadlock_timeout(self, node: str) -> float:
+        """Seconds after which the server looks whether sessions wait for each other."""
+        connection = self.control(node)
+        found = self._deadlock.get(connection)
+        if found is None:
+            with translated(node):
+                row = connection.execute(
+                    "SELECT setting::float8 / 1000 FROM pg_settings WHERE name = 'deadlock_timeout'"
+                ).fetchone()
+            found = self._deadlock[connection] = float(row[0]) if row else 1.0
         return found
 
     @contextmanager

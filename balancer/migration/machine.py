@@ -14,7 +14,8 @@ Four tracks share the states: a move or a reshard (split, merge, or n tablets in
     move, replicate      planned preparing copying catching_up fencing draining verifying sealing committing
                          | opening retiring done
     move, read-only      planned preparing fencing copying verifying sealing committing | opening retiring done
-    reshard, replicate   planned preparing copying catching_up verifying swapping committing | retiring done
+    reshard, replicate   planned preparing copying catching_up mirroring verifying swapping committing
+                         | retiring done
     reshard, read-only   planned preparing fencing copying verifying swapping committing | retiring done
     expire               planned fencing verifying copying swapping committing | retiring done
 
@@ -137,13 +138,50 @@ and no old snapshot keeps it from vacuuming. Below, s is a snapshot of S, and lo
 its rows (6); entries forgotten by their age and not by the snapshot (4); the last replay at a snapshot older than the
 slot's (8).
 
-A reshard has one node and therefore no second owner. Its `swapping` is one transaction on that node: old partitions
-out, new ones in, `balancer.tablet` saying so. Root and keys are the same before and after, so the node is right under
-both maps until the directory follows in `committing`. A successor asks the node whether the swap happened. What was
-acknowledged is in the new partitions because the last replay comes after the locks on roots *and* old partitions (a
-write by a partition's name does not lock its root), and the definitions are compared under them. What a reader on a
-single snapshot sees is not cut short, because the last replay is committed, and older snapshots are gone, before the
-swap.
+The reshard
+===========
+
+A reshard has one node and therefore no second owner: root and keys are the same before and after, so the node is right
+under both maps until the directory follows in `committing`. What may go wrong is that the new partitions N lack
+something that the old ones, O, had, or that a reader on one snapshot finds less in N than in O: it reads by its
+snapshot, and finds partitions by the newest catalog. Rows that we copy have our transaction's number, not that of their
+writers, so a snapshot that is older than the copy does not see them.
+
+ 1. *The log* of changed keys is complete from before the copy on (see "The copy", 1 to 4: rounds of replay, each in one
+    snapshot, bring N close to O).
+ 2. *The mirror begins in one transaction, T1*, under a lock on O that keeps its writers out, and nobody else. It
+    replays the rest of the log, compares it, silences the log, and makes a trigger on O that applies every change to
+    N. At T1's commit N equals O. Every write to O is before T1's lock, and so in the log that T1 replays, or after its
+    commit, and meets the trigger: whatever its role, path or session_replication_role.
+ 3. *From T1 on, N equals O in every snapshot that sees T1*, because a change is made in both by one transaction. The
+    trigger takes a row as it is when its turn comes, and not as the event tells it, if it may have changed since; it
+    looks whether a key that was given up has been taken again; it replaces what it finds. A transaction on one
+    snapshot that does not see T1 would not find N's rows to change, and is refused with 40001. What cannot be mirrored
+    is noted in the log, which is otherwise empty: then O and N may differ, and 5 does not let the swap pass.
+ 4. *Snapshots that do not see T1 are outlived* before the swap. Those that exist after T1's commit are listed then; a
+    session leaves the list when it is seen without a snapshot, with a newer one, or in another transaction. Nobody is
+    held back meanwhile. pg_dump is let be: it reads partitions by their own names, those that its snapshot shows; O
+    stays until it ends. Then O and N are compared, in one snapshot, while writers go on.
+ 5. *The swap, T2*, keeps everybody out of roots and O, and requires under these locks: definitions have not changed;
+    triggers and functions of the mirror were written by T1 and by nobody since (otherwise somebody has switched them
+    off and on); the log is empty. Then by 3 and 4 every snapshot that anybody has, or will have, finds in N what it
+    would find in O. It detaches O, attaches N, and says so in `balancer.tablet`: catalog work alone.
+ 6. *After T2 nothing follows O*: the mirror is switched off in it, and O refuses writes, as a former owner does.
+ 7. *SERIALIZABLE.* PostgreSQL remembers what a transaction has read of O, and does not compare it with writes to N. If
+    it remembers any such reads at T2, SERIALIZABLE writers that do not see T2 are refused, until none is left.
+
+Writers wait twice, for T1 and for T2; each attempt to lock lasts no longer than the budget. In read-only mode O stands
+still behind its fence from before the copy on: 4, 5 and 7 are the same, without T1.
+
+After a crash. Before T1's commit the log is on: catching up again. Between T1 and T2 the mirror is on, and nothing is
+lost: a successor finds T1 in the trigger's arguments, and goes on with 4. A failover that lost T1 has its log again,
+whole, because T1 silenced it: back to catching up. T2 is all or nothing: the node is asked. To give up, one transaction
+switches the mirror off (`cancelling`), or turns the log on again (`catching_up`).
+
+*Wrong orders*, each seen to lose rows or to show too few (`tests/support/mutants.py`): the last replay in a transaction
+of its own, before the trigger's (2: a write in between is in neither); the swap before older snapshots are gone (4);
+T2's locks on the roots alone (5: a TRUNCATE by a partition's name is overlooked); the mirror left on after T2 (6). For
+the same reasons the snapshots are listed after T1's commit, not before it, and the mirror goes under T2's locks.
 
 *Expiry* retires the lowest tablets of a table, with their rows: first off their node's root, then out of the directory,
 then the rows. Every key has a defined answer at every moment, and nothing is destroyed before the directory says so:
@@ -174,6 +212,7 @@ class State(StrEnum):
     PREPARING = "preparing"
     COPYING = "copying"
     CATCHING_UP = "catching_up"
+    MIRRORING = "mirroring"
     FENCING = "fencing"
     DRAINING = "draining"
     VERIFYING = "verifying"
@@ -291,9 +330,10 @@ _TABLES = {
         planned     | preparing   |             |            | operator | yes     | go on   |       | goes on
         preparing   | copying     |             |            | operator | yes     | go on   |       | rolls back
         copying     | catching_up |             | restarting | operator | yes     | go on   |       | rolls back
-        catching_up | verifying   |             |            | operator | yes     | go on   |       | resumes
-        verifying   | swapping    | catching_up |            | operator |         | go on   |       | never finds it
-        swapping    | committing  | catching_up |            | error    | yes     | go on   |       | asks the node
+        catching_up | mirroring   |             |            | operator | yes     | go on   |       | resumes
+        mirroring   | verifying   | catching_up |            | operator | yes     | go on   |       | goes on
+        verifying   | swapping    | mirroring   |            | operator |         | go on   |       | never finds it
+        swapping    | committing  | mirroring   |            | error    | yes     | go on   |       | asks the node
         committing  | retiring    |             |            |          |         | go on   | yes   | never finds it
         retiring    | done        |             |            |          | yes     | go on   | yes   | goes on
         done        |             |             |            |          | yes     | go on   |       | goes on

@@ -41,7 +41,7 @@ def why_not_replicate(ctx: Context) -> str:
     if odd:
         return f"changed rows are found by their key, and of an extension's type that is not sure ({', '.join(odd)})"
     if ctx.record.operation is not MigrationKind.MOVE:
-        return ""  # a split needs a key and no stream
+        return _why_no_mirror(ctx, shapes)  # a split needs a key and no stream
     late = [str(shape.name) for shape in shapes if _is_checked_late(shape)]
     if late:
         return f"the primary key of {', '.join(late)} is deferrable, so it cannot be a replica identity"
@@ -50,6 +50,14 @@ def why_not_replicate(ctx: Context) -> str:
     with translated(target), ctx.links.control(target).cursor() as cursor:
         receiving = why_not_receive(cursor)
     return f"node {target}: {receiving}" if receiving else ""
+
+
+def _why_no_mirror(ctx: Context, shapes: list[Shape]) -> str:
+    """A row is looked for in the new partition that its key belongs to."""
+    for place, shape in zip(ctx.source_places, shapes, strict=True):
+        if missing := [column.name for column in place.columns if column.name not in shape.key]:
+            return f"the replica identity of {shape.name} does not contain {', '.join(missing)}, by which it is split"
+    return ""
 
 
 def _is_checked_late(shape: Shape) -> bool:

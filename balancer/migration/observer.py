@@ -8,6 +8,12 @@ from dataclasses import dataclass
 from balancer.directory.model import Migration
 from balancer.migration.machine import State
 
+SNAPSHOTS = "snapshots"
+LOCKS = "locks"
+OTHER = "other"
+"""What a migration may wait for, in one word: sessions with an older snapshot, transactions with a lock, anything else.
+The same words as `instruments.MIGRATION_WAITS`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -16,6 +22,10 @@ class Progress:
     state: State
     since: float  # seconds in this state
     waiting_for: str = ""
+    reason: str = ""
+    """One of those words; empty: it waits for nothing."""
+    waited: float = 0.0
+    """Seconds for which it has waited, in one state after another, with breaks of less than a minute."""
     bytes_done: int = 0
     bytes_total: int = 0
     rows_done: int = 0

@@ -13,10 +13,12 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import Migration
 from balancer.errors import BalancerError
 from balancer.migration.machine import State
-from balancer.migration.observer import Observer, Progress
+from balancer.migration.observer import OTHER, Observer, Progress
 
 TOPIC = "progress"
 INTERVAL = 0.5
+BREAK = 60.0
+"""Seconds without a wait after which the next one is another."""
 
 
 class ProgressMeter:
@@ -31,7 +33,8 @@ class ProgressMeter:
         self._state = State.PLANNED
         self._entered = clock.monotonic()
         self._told = 0.0
-        self._waiting = ""
+        self._waiting = self._reason = ""
+        self._waits_since = self._waited_last = clock.monotonic() - BREAK
         self._total = self._bytes = self._before = self._rows = 0
         self._lock = threading.Lock()
         self._copy_began: float | None = None
@@ -43,7 +46,7 @@ class ProgressMeter:
             self._total = self._bytes
         self._record, self._state = record, state
         self._entered = self._clock.monotonic()
-        self._waiting = ""
+        self._waiting = self._reason = ""
 
     def expect(self, total: int, there: int = 0) -> None:
         """This many bytes are to be copied, of which this many are there already."""
@@ -62,9 +65,13 @@ class ProgressMeter:
         with self._lock:
             self._rows += rows
 
-    def waiting(self, what: str, at_once: bool = False) -> None:
+    def waiting(self, what: str, at_once: bool = False, reason: str = OTHER) -> None:
         """What it waits for, in words; published at once where it may take long."""
-        self._waiting = what
+        now = self._clock.monotonic()
+        if now - self._waited_last >= BREAK:
+            self._waits_since = now
+        self._waited_last = now
+        self._waiting, self._reason = what, reason
         self.tell(force=at_once)
 
     def lag(self, size: int) -> None:
@@ -101,6 +108,8 @@ class ProgressMeter:
             state=self._state,
             since=now - self._entered,
             waiting_for=self._waiting,
+            reason=self._reason,
+            waited=now - self._waits_since if self._reason else 0.0,
             bytes_done=self._bytes,
             bytes_total=self._total,
             rows_done=self._rows,

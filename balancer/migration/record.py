@@ -35,6 +35,8 @@ class Detail:
     """`node:table` → digest of its definition when the migration began: DDL since then ends it."""
     bulk_verified: bool = False
     """Whether the copy was compared with the source at the snapshot it was made from."""
+    verified: str = ""
+    """Of a reshard: the transaction that began the mirror under which old and new partitions were compared."""
     rows: int = 0
     size: int = 0
     sequences: tuple[tuple[str, int], ...] = ()

@@ -8,7 +8,7 @@ from balancer.directory.model import MigrationKind
 from balancer.migration.context import Context
 from balancer.migration.machine import Event
 from balancer.migration.steps_switch import detach_incoming, let_writers_on
-from balancer.nodes import capture, chunks, fence, partition, replication, schema
+from balancer.nodes import capture, chunks, fence, mirror, partition, replication, schema
 from balancer.nodes.connection import Cursor
 
 
@@ -71,4 +71,5 @@ def _clean_source(ctx: Context) -> None:
     for index, place in enumerate(ctx.source_places):
         with ctx.source() as cursor:
             fence.drop_fence(cursor, [place.partition], ctx.settings.lock_timeout)
+            mirror.drop(cursor, ctx.id, index, place.partition)
             capture.drop_capture(cursor, ctx.id, index, place.partition)

@@ -12,6 +12,7 @@ from balancer.errors import BalancerError, Refused, Unavailable
 from balancer.migration.background import Background
 from balancer.migration.context import Context, partitions_of
 from balancer.migration.machine import Event, Track
+from balancer.migration.observer import SNAPSHOTS
 from balancer.nodes import (
     capture,
     chunks,
@@ -21,13 +22,13 @@ from balancer.nodes import (
     schema,
     sequences,
     set_aside,
-    snapshots,
     standbys,
     ties,
 )
 from balancer.nodes.connection import Cursor, Statement, run_together, translated
 from balancer.nodes.names import Name
 from balancer.nodes.objects import bound_constraint
+from balancer.nodes.snapshots import OlderSnapshots, this_transaction
 
 _LAZILY = sql.SQL("SET LOCAL synchronous_commit TO off")
 CLOSED_LOOK = 1.0
@@ -202,13 +203,14 @@ def _check_opened_there(ctx: Context, cursor: Cursor) -> None:
 def _wait_for_snapshots(ctx: Context) -> None:
     """Readers whose snapshot is older than the switch would miss the rows that leave, without a word."""
     with ctx.source() as cursor:
-        moment = snapshots.moment_of(cursor)
+        older = OlderSnapshots(this_transaction(cursor))
     while True:
         with ctx.source() as cursor:
-            older = snapshots.older_snapshots(cursor, moment)
-        if not older:
+            left = older.left(cursor)
+        if not left:
             return
-        ctx.progress.waiting(f"{older[0]} on node {ctx.record.source_node}, which may still read what has moved")
+        what = f"{left[0].told} on node {ctx.record.source_node}, which may still read what has moved"
+        ctx.progress.waiting(what, reason=SNAPSHOTS)
         ctx.sleep(0.2)
 
 

@@ -21,8 +21,7 @@ from balancer.migration.copy_pace import Throttle, pace
 from balancer.migration.fence_renewal import FenceKeeper
 from balancer.migration.machine import Event
 from balancer.migration.steps_copy import create_incoming, read_shapes, start_captures
-from balancer.migration.steps_switch import back_off, let_writers_on
-from balancer.nodes import blockers, capture, partition, references, reshard, snapshots
+from balancer.nodes import blockers, capture, partition, references, reshard
 from balancer.nodes.checksum import BUCKETS
 from balancer.nodes.connection import Connection, Cursor, translated
 from balancer.nodes.epoch_check import node_transaction
@@ -33,7 +32,6 @@ from balancer.nodes.shape import Shape
 from balancer.settings import MigrationSettings
 
 PAGE = 8192
-LOOK_INTERVAL: Final = 0.2
 ROUNDS: Final = 200
 """A round of replay has what changed during the previous one: if this many did not get short, more will not."""
 
@@ -67,48 +65,15 @@ def copying(ctx: Context) -> Event:
     return Event.STEP
 
 
-def catching_up(ctx: Context) -> Event:
-    """Lets held-back writers continue; replays until little is left and nobody reads by an older snapshot."""
-    let_writers_on(ctx)
-    back_off(ctx)
-    catch_up(ctx)
-    _outlive_snapshots(ctx)
-    return Event.STEP
-
-
-def _outlive_snapshots(ctx: Context) -> None:
-    """Readers whose snapshot is older than the new partitions would find them empty: it waits for them, by name."""
-    node = ctx.record.source_node
-    with ctx.source() as cursor:
-        moment = snapshots.moment_of(cursor)
-    while True:
-        with translated(node):
-            older = snapshots.older_snapshots(ctx.links.control(node), moment)
-        if not older:
-            return
-        ctx.progress.waiting(f"{older[0]} on node {node}, which would not see the new partitions' rows")
-        ctx.sleep(LOOK_INTERVAL)
-        catch_up(ctx)
-
-
-def verifying(ctx: Context) -> Event:
-    """Compares both sides in one snapshot: equal except for the keys that are still in the log."""
-    guards.check_fingerprints(ctx)
-    if not ctx.detail.bulk_verified:
-        _compare_all(ctx)
-        ctx.note(bulk_verified=True)
-    ctx.prepared = True
-    return Event.STEP
-
-
-def catch_up(ctx: Context) -> None:
-    """Rounds of replay, each smaller than the one before, until the rest fits under the lock."""
+def catch_up(ctx: Context) -> float:
+    """Rounds of replay, each smaller than the one before, until the rest fits under the lock; returns the seconds that
+    the last one took."""
     rounds = 0
     while True:
         ctx.checkpoint()
         guards.look_at_source(ctx, ctx.links.control(ctx.record.source_node))
         work = families(ctx)
-        began = ctx.clock.monotonic()  # from here on the way the swap does it, while everybody waits
+        began = ctx.clock.monotonic()  # from here on the way the mirror begins, while writers wait
         replayed = 0
         for family in work:
             with replay_transaction(ctx, ctx.links.control(ctx.record.source_node)) as cursor:
@@ -116,7 +81,7 @@ def catch_up(ctx: Context) -> None:
         took = ctx.clock.monotonic() - began
         rounds += 1
         if replayed <= ctx.settings.verify_keys_in_fence and took < ctx.settings.write_pause_budget / 2:
-            return
+            return took
         if rounds >= ROUNDS:
             raise Refused(too_much(replayed, took, ctx.settings))
         ctx.progress.waiting(f"the replay of changes: {replayed} keys took {took * 1000:.0f} ms")
@@ -149,11 +114,11 @@ def replay_transaction(ctx: Context, connection: Connection) -> Iterator[Cursor]
                 connection.execute("SET default_transaction_isolation TO 'read committed'")
 
 
-def replay_once(cursor: Cursor, family: Family) -> int:
-    """Replays what is logged. Raises `Difference` if the result is not equal."""
+def replay_once(cursor: Cursor, family: Family, *, comparing: bool = True) -> int:
+    """Replays what is logged. Raises `Difference` if the result is not equal, unless all is compared afterwards."""
     if reshard.truncated(cursor, family):
         raise Refused("a partition was truncated, or got another key, while it was copied")
-    replayed, different = reshard.replay(cursor, family)
+    replayed, different = reshard.replay(cursor, family, comparing=comparing)
     for source, count in different.items():
         raise Difference(f"{count} rows of {source} differ from their copies after they were replayed")
     return replayed
@@ -181,6 +146,11 @@ def families(ctx: Context) -> list[Family]:
             )
         )
     return found
+
+
+def sources_of(ctx: Context) -> tuple[tuple[int, Name], ...]:
+    """Every old partition, with its number."""
+    return tuple(enumerate(place.partition for place in ctx.source_places))
 
 
 def model_of(ctx: Context, place: partition.Place, shapes: tuple[Shape, ...]) -> Shape:
@@ -264,7 +234,7 @@ def _complete(ctx: Context, shapes: tuple[Shape, ...]) -> None:
             guards.check_references(ctx, cursor, ctx.settings.write_pause_budget * 4)
 
 
-def _compare_all(ctx: Context) -> None:
+def compare_all(ctx: Context) -> None:
     """Checksums every source and target in one snapshot; raises `Difference` with the buckets that disagree."""
     logged = ctx.record.mode is MigrationMode.REPLICATE
     with ctx.links.data(ctx.record.source_node) as connection:

@@ -25,6 +25,7 @@ from balancer.nodes import (
     blockers,
     capture,
     fence,
+    mirror,
     partition,
     references,
     replication,
@@ -359,6 +360,7 @@ def let_writers_on(ctx: Context, *, capturing: bool = True) -> None:
             if fence.lift_fence(cursor, names, ctx.settings.lock_timeout * 5):
                 schema.write_tablets(cursor, [owned])
         for place in () if capturing else ctx.source_places:
+            mirror.disable(cursor, place.partition, ctx.settings.lock_timeout * 5)
             capture.disable_capture(cursor, place.partition, ctx.settings.lock_timeout * 5)
     ctx.fence, ctx.fenced_at = None, None
 

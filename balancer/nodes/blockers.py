@@ -35,6 +35,17 @@ class Blocker:
     pid: int | None  # None: a prepared transaction
     age: float  # seconds since its transaction began
     what: str
+    query: float | None = None
+    """Seconds since its present statement began; None: it runs none, or that is not known."""
+
+    @property
+    def told(self) -> str:
+        """For a wait that lasts: also how to end it."""
+        if self.pid is None:
+            return f"{self}; ROLLBACK PREPARED or COMMIT PREPARED ends it"
+        running = "" if self.query is None else f", its statement for {self.query:.0f} s"
+        words = f"{str(self)[:-1]}{running})"
+        return f"{words}; SELECT pg_terminate_backend({self.pid}) ends it"
 
     def __str__(self) -> str:
         who = f"session {self.pid}" if self.pid is not None else "a prepared transaction"
@@ -44,7 +55,8 @@ class Blocker:
 _HOLDERS = """
     SELECT l.pid, coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), 0)::float8,
            CASE WHEN a.backend_type = 'client backend' THEN coalesce(nullif(a.application_name, ''), 'a client')
-                ELSE coalesce(a.backend_type, 'unknown') END
+                ELSE coalesce(a.backend_type, 'unknown') END,
+           extract(epoch FROM clock_timestamp() - CASE WHEN a.state = 'active' THEN a.query_start END)::float8
     FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
     WHERE l.locktype = 'relation' AND l.granted AND l.relation = ANY(%s::regclass[])
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -57,7 +69,8 @@ _HELD = """
     SELECT l.pid, coalesce(extract(epoch FROM clock_timestamp() - CASE WHEN strange THEN a.backend_start
                                                                        ELSE a.xact_start END), 0)::float8,
            coalesce(nullif(a.application_name, ''), 'a client')
-               || CASE WHEN strange THEN format(' of role %%I, holds an advisory lock', a.usename) ELSE '' END
+               || CASE WHEN strange THEN format(' of role %%I, holds an advisory lock', a.usename) ELSE '' END,
+           extract(epoch FROM clock_timestamp() - CASE WHEN a.state = 'active' THEN a.query_start END)::float8
     FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
     CROSS JOIN LATERAL (SELECT a.usename <> current_user AND (l.mode = 'ExclusiveLock' OR a.xact_start IS NULL)) AS s
         (strange)
@@ -74,7 +87,7 @@ _HELD = """
 _LEADERS = """
     SELECT l.pid, extract(epoch FROM clock_timestamp() - a.backend_start)::float8,
            format('%%s of role %%I, holds the leaders'' advisory lock',
-                  coalesce(nullif(a.application_name, ''), 'a client'), a.usename)
+                  coalesce(nullif(a.application_name, ''), 'a client'), a.usename), NULL
     FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
     WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = %s AND l.granted AND a.usename <> current_user
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -99,13 +112,42 @@ _PREPARED = """
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A transaction that holds a conflicting lock, and which one of its session's it is."""
+
+    blocker: Blocker
+    since: str
+
+    @property
+    def pid(self) -> int | None:
+        return self.blocker.pid
+
+    @property
+    def age(self) -> float:
+        return self.blocker.age
+
+
+_SINCE = "SELECT pid, coalesce(xact_start, backend_start)::text FROM pg_stat_activity WHERE pid = ANY(%s)"
+
+
+def find_holders(connection: Connection | Cursor, tables: Sequence[Name], wanted: WantedLock) -> list[Holder]:
+    """As `find_blockers`, with the beginnings of their transactions."""
+    found = find_blockers(connection, tables, wanted)
+    if not found:
+        return []
+    rows = connection.execute(_SINCE, ([one.pid for one in found if one.pid is not None],)).fetchall()
+    begun = {int(pid): str(since) for pid, since in rows}
+    return [Holder(one, begun.get(one.pid or 0, "")) for one in found]
+
+
 def find_blockers(connection: Connection | Cursor, tables: Sequence[Name], wanted: WantedLock = FENCE) -> list[Blocker]:
     """Oldest first. Prepared transactions are named by their global id."""
     names, modes = [str(table) for table in tables], list(wanted.modes)
     holders = connection.execute(_HOLDERS, (names, modes)).fetchall()
     holders += connection.execute(_HELD, (list(wanted.proofs), names)).fetchall()
     holders += connection.execute(_LEADERS, (LEADER_LOCK,)).fetchall()
-    found = {(pid, what): Blocker(pid, age, what) for pid, age, what in holders if pid}
+    found = {(pid, what): Blocker(pid, age, what, query) for pid, age, what, query in holders if pid}
     for age, gid in connection.execute(_PREPARED, (names, modes)).fetchall():
         found[None, gid] = Blocker(None, age, f"'{gid}'")
     return sorted(found.values(), key=lambda blocker: -blocker.age)

@@ -35,6 +35,12 @@ class KeyColumn(NamedTuple):
     type: KeyType
     collation: str = ""
     """Of a text column in the partition key, by name; empty: C."""
+    record: str = ""
+    """In a trigger's function: the record that has it, `new` or `old`."""
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        return sql.Identifier(self.record, self.name) if self.record else sql.Identifier(self.name)
 
 
 def for_values(columns: Sequence[KeyColumn], part: Part) -> sql.Composable:
@@ -58,11 +64,9 @@ def check_expression(columns: Sequence[KeyColumn], part: Part, root_oid: int) ->
             sql.Literal(str(root_oid)),
             sql.Literal(part.modulus),
             sql.Literal(part.remainder),
-            sql.SQL(", ").join(sql.Identifier(column.name) for column in columns),
+            sql.SQL(", ").join(column.identifier for column in columns),
         )
-    clauses: list[sql.Composable] = [
-        sql.SQL("{} IS NOT NULL").format(sql.Identifier(column.name)) for column in columns
-    ]
+    clauses: list[sql.Composable] = [sql.SQL("{} IS NOT NULL").format(column.identifier) for column in columns]
     (lower, lower_max), (upper, upper_max) = _decoded(columns, part.lower), _decoded(columns, part.upper)
     # Columns on which both bounds agree are spelled as equalities, as PostgreSQL does.
     same = next((i for i, (low, high) in enumerate(zip(lower, upper, strict=False)) if low != high), None)
@@ -122,7 +126,7 @@ def _test(column: KeyColumn, operator: str, value: KeyValue) -> sql.Composable:
     if column.type is KeyType.TEXT:
         # The partition key may have a collation other than its column's; the comparison must use the key's.
         constant = sql.SQL("{} COLLATE {}").format(constant, sql.Identifier("pg_catalog", column.collation or "C"))
-    return sql.SQL("{} {} {}").format(sql.Identifier(column.name), sql.SQL(operator), constant)
+    return sql.SQL("{} {} {}").format(column.identifier, sql.SQL(operator), constant)
 
 
 def _decoded(columns: Sequence[KeyColumn], data: bytes) -> tuple[Key, bool]:

@@ -15,34 +15,42 @@ from psycopg import sql
 
 from balancer.nodes.connection import Cursor, printed, run_single
 from balancer.nodes.fence import has_trigger, lock_partitions
-from balancer.nodes.names import Name
+from balancer.nodes.names import SCHEMA, Name
 from balancer.nodes.objects import CAPTURE_TRIGGER, CAPTURE_TRUNCATE_TRIGGER, capture_name, log_name
 
 SEQ = "balancer seq"  # with a space: no key column of a sane table has this name
 
+SILENT = "BEGIN RETURN NULL; END"
+"""The function of a log that records nothing for now: every change is made in the new partitions too (`mirror`)."""
+
 _FUNCTION = """
-    CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+    CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp AS {body}
 """
 _BODY = """
+    DECLARE
+        "the same" boolean := false;
     BEGIN
         IF TG_OP = 'TRUNCATE' THEN
             INSERT INTO {log} DEFAULT VALUES;
             RETURN NULL;
         END IF;
+        -- In a session that has seen a column with another type, looking at it is an error.
+        BEGIN
+            "the same" := (TG_OP = 'INSERT' OR ARRAY[{old_types}]::oid[] = {types})
+                AND (TG_OP = 'DELETE' OR ARRAY[{new_types}]::oid[] = {types});
+        EXCEPTION WHEN datatype_mismatch OR undefined_column THEN
+            NULL;
+        END;
+        IF NOT "the same" THEN
+            INSERT INTO {log} DEFAULT VALUES;
+            RETURN NULL;
+        END IF;
         IF TG_OP <> 'INSERT' THEN
-            IF ARRAY[{old_types}]::oid[] <> {types} THEN
-                INSERT INTO {log} DEFAULT VALUES;
-                RETURN NULL;
-            END IF;
             INSERT INTO {log} ({keys}) VALUES ({old});
         END IF;
         -- Also where the key looks the same: how it looks depends on the session's settings.
         IF TG_OP <> 'DELETE' THEN
-            IF ARRAY[{new_types}]::oid[] <> {types} THEN
-                INSERT INTO {log} DEFAULT VALUES;
-                RETURN NULL;
-            END IF;
             INSERT INTO {log} ({keys}) VALUES ({new});
         END IF;
         RETURN NULL;
@@ -55,7 +63,6 @@ def start_capture(
 ) -> None:
     """From this transaction's commit on, every change of the partition is in the log."""
     log, function = log_name(migration, index), capture_name(migration, index)
-    keys = _list(key)
     lock_partitions(cursor, [partition], lock_timeout)  # the types that are read now are those at the commit
     types, plain = _types(cursor, partition, key)
     # Without a length or precision: a column that gets a longer one must not fail because of the log.
@@ -66,16 +73,7 @@ def start_capture(
             log, sql.Identifier(SEQ)
         )
     )
-    body = sql.SQL(_BODY).format(
-        log=log,
-        keys=keys,
-        old=_list(key, "OLD"),
-        new=_list(key, "NEW"),
-        old_types=_typeof(key, "OLD"),
-        new_types=_typeof(key, "NEW"),
-        types=types,
-    )
-    cursor.execute(sql.SQL(_FUNCTION).format(function=function, body=sql.Literal(body.as_string(cursor))))
+    _log_changes(cursor, migration, index, key, types)
     cursor.execute(sql.SQL("REVOKE ALL ON FUNCTION {}() FROM PUBLIC").format(function))
     for name, events, each in (
         (CAPTURE_TRIGGER, "AFTER INSERT OR UPDATE OR DELETE", "ROW"),
@@ -88,6 +86,40 @@ def start_capture(
             )
         )
         cursor.execute(sql.SQL("ALTER TABLE {} ENABLE ALWAYS TRIGGER {}").format(partition.identifier, trigger))
+
+
+def _log_changes(cursor: Cursor, migration: str, index: int, key: Sequence[str], types: sql.Composable) -> None:
+    body = sql.SQL(_BODY).format(
+        log=log_name(migration, index),
+        keys=_list(key),
+        old=_list(key, "OLD"),
+        new=_list(key, "NEW"),
+        old_types=_typeof(key, "OLD"),
+        new_types=_typeof(key, "NEW"),
+        types=types,
+    )
+    function = capture_name(migration, index)
+    cursor.execute(sql.SQL(_FUNCTION).format(function=function, body=sql.Literal(body.as_string(cursor))))
+
+
+def silent_statement(migration: str, index: int) -> sql.Composed:
+    """The log records nothing any more, though its triggers stay as they are: so it costs next to nothing to go back,
+    and whoever compares definitions sees none change."""
+    return sql.SQL(_FUNCTION).format(function=capture_name(migration, index), body=sql.Literal(SILENT))
+
+
+def is_silent(cursor: Cursor, migration: str, index: int) -> bool:
+    """Whether the log records nothing for now."""
+    name = capture_name(migration, index).as_string(cursor)
+    found = cursor.execute("SELECT prosrc = %s FROM pg_proc WHERE oid = to_regproc(%s)", (SILENT, name)).fetchone()
+    return bool(found and found[0])
+
+
+def resume(cursor: Cursor, migration: str, index: int, key: Sequence[str]) -> None:
+    """Undoes `silent_statement`, under a lock that keeps writers out. The types are those that the log began with."""
+    log = Name(SCHEMA, f"changes_{migration}_{index}")
+    types, _ = _types(cursor, log, key)
+    _log_changes(cursor, migration, index, key, types)
 
 
 def started(cursor: Cursor, migration: str, index: int) -> bool:
@@ -112,7 +144,8 @@ def drop_capture(cursor: Cursor, migration: str, index: int, partition: Name) ->
     for name in (CAPTURE_TRIGGER, CAPTURE_TRUNCATE_TRIGGER):
         if has_trigger(cursor, partition, name):
             cursor.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), partition.identifier))
-    cursor.execute(sql.SQL("DROP FUNCTION IF EXISTS {}()").format(capture_name(migration, index)))
+    # The triggers of a partition that somebody has renamed go with it: nobody else may use it.
+    cursor.execute(sql.SQL("DROP FUNCTION IF EXISTS {}() CASCADE").format(capture_name(migration, index)))
     cursor.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(log_name(migration, index)))
 
 

@@ -20,7 +20,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
 
-from balancer.errors import BalancerError, Refused, Unavailable, UserError
+from balancer.errors import BalancerError, NotGranted, Refused, Unavailable, UserError
 from balancer.nodes import own_schema
 from balancer.nodes.brief import LOCKED_OUT, brief
 from balancer.nodes.deadlines import DEADLINES
@@ -201,9 +201,10 @@ def translated(node: str) -> Iterator[None]:
 
 _E = psycopg.errors
 _MEANINGS: tuple[tuple[tuple[type[psycopg.Error], ...], type[BalancerError], str], ...] = (
-    ((_E.QueryCanceled, _E.LockNotAvailable), Unavailable, "did not answer within the time allowed"),
+    ((_E.QueryCanceled, _E.LockNotAvailable), NotGranted, "did not answer within the time allowed"),
     ((_E.ObjectNotInPrerequisiteState, _E.ObjectInUse), Unavailable, "cannot do that at this moment"),
-    ((_E.DeadlockDetected, _E.SerializationFailure), Unavailable, "undid a transaction that met another"),
+    ((_E.DeadlockDetected,), NotGranted, "undid a transaction that met another"),
+    ((_E.SerializationFailure,), Unavailable, "undid a transaction that met another"),
     ((_E.IdleInTransactionSessionTimeout,), Unavailable, "has ended a session that stood still"),
     ((_E.ReadOnlySqlTransaction,), Unavailable, "is read-only now, perhaps a standby"),
     ((_E.DiskFull,), Refused, "has no space left"),
@@ -222,8 +223,8 @@ def translate(node: str, error: psycopg.Error) -> BalancerError:
     for kinds, meaning, words in _MEANINGS:
         if isinstance(error, kinds):
             sentence = f"node {node} {words} ({text})"
-            if meaning is Unavailable:
-                return Unavailable(sentence, text)
+            if issubclass(meaning, Unavailable):
+                return meaning(sentence, text)
             hint = ": see `balancer node check`" if isinstance(error, _E.InsufficientPrivilege) else ""
             return meaning(sentence + hint)
     if isinstance(error, _E.InternalError_) and "concurrently" in text:  # two sessions changed one definition at once

@@ -45,12 +45,15 @@ FUNCTIONS = """
     END $$;
     REVOKE ALL ON FUNCTION balancer.refuse_write() FROM PUBLIC;
 
-    -- After a swap, on the roots: who writes by a snapshot older than the new partitions would find no row to change.
-    -- Its arguments are the migration and the transaction of the swap.
+    -- After a swap, on the roots: what a SERIALIZABLE transaction has read of the old partitions is not compared with
+    -- what others, that began before the swap, write to the new ones: they are refused. The arguments are the
+    -- migration, the transaction of the swap and `serializable`; without that word (as former versions made it) the
+    -- new partitions' rows are newer than these snapshots, which would find none to change.
     CREATE OR REPLACE FUNCTION balancer.refuse_old_snapshot() RETURNS trigger
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
     BEGIN
-        IF NOT pg_visible_in_snapshot(TG_ARGV[1]::xid8, pg_current_snapshot()) THEN
+        IF NOT pg_visible_in_snapshot(TG_ARGV[1]::xid8, pg_current_snapshot())
+           AND (TG_NARGS < 3 OR current_setting('transaction_isolation') = TG_ARGV[2]) THEN
             RAISE EXCEPTION 'the partitions of %.% were replaced since this transaction began', TG_TABLE_SCHEMA,
                 TG_TABLE_NAME
                 USING ERRCODE = '40001', DETAIL = format('TB001 migration=%s', TG_ARGV[0]),

@@ -60,7 +60,8 @@ _QUERIES: dict[LeftoverKind, str] = {
         WHERE relnamespace = 'balancer'::regnamespace AND relkind = 'r' AND relname LIKE 'chunks\\_m%'""",
     LeftoverKind.FUNCTION: """
         SELECT proname, NULL, NULL FROM pg_proc
-        WHERE pronamespace = 'balancer'::regnamespace AND proname LIKE 'capture\\_m%'""",
+        WHERE pronamespace = 'balancer'::regnamespace
+        AND (proname LIKE 'capture\\_m%' OR proname LIKE 'mirror\\_m%')""",
     LeftoverKind.MARKER: "SELECT DISTINCT 'tb_' || migration, NULL, NULL FROM balancer.marker",
     LeftoverKind.CONSTRAINT: """
         SELECT k.conname, n.nspname, c.relname FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid

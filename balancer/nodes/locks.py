@@ -6,12 +6,20 @@ before any lock on a relation, and in the order of the tablets' ids: one order f
 `reshard` and `partition`; callers have set a lock_timeout.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import LiteralString
 
 from psycopg import sql
 
-from balancer.nodes.connection import Connection, Cursor, Statement, run_together
+from balancer.nodes.connection import (
+    Connection,
+    Cursor,
+    Statement,
+    lock_timeout,
+    run_together,
+    statement_timeout,
+)
 from balancer.nodes.names import Name
 
 WRITERS = 8385983981140574208
@@ -75,6 +83,38 @@ def tablets_of(partitions: Sequence[Name], tablets: Sequence[int] = ()) -> State
         return sql.SQL("unnest({}::bigint[])").format(sql.Literal(sorted(tablets)))
     schemas, names = [name.schema for name in partitions], [name.name for name in partitions]
     return sql.SQL("balancer.tablets_of({}::text[], {}::text[])").format(sql.Literal(schemas), sql.Literal(names))
+
+
+def lock_writers_out(cursor: Cursor, partitions: Sequence[Name], left: Callable[[], float]) -> None:
+    """Keeps writers of these partitions out until the transaction ends, and nobody else."""
+    run_together(cursor, [*_limits(left()), _lock(WRITERS, partitions)])
+    _lock_within(cursor, partitions, "SHARE ROW EXCLUSIVE", left)
+
+
+def lock_everybody_out(
+    cursor: Cursor, roots: Sequence[Name], partitions: Sequence[Name], others: Sequence[Name], left: Callable[[], float]
+) -> None:
+    """Keeps everybody out of roots and partitions, and of `others`, until the transaction ends. Roots before
+    partitions: the other order deadlocks with writers through the root.
+
+    Before that it waits for clients that hold the tablets of these partitions and have perhaps locked nothing else so
+    far.
+    """
+    run_together(cursor, _limits(left()))
+    keep_all_out(cursor, partitions)
+    _lock_within(cursor, [*roots, *partitions, *others], "ACCESS EXCLUSIVE", left)
+
+
+def _lock_within(cursor: Cursor, tables: Sequence[Name], mode: LiteralString, left: Callable[[], float]) -> None:
+    """All of them within the time that is `left`: others wait behind each. The statement's own time limit counts what
+    it has waited for in all."""
+    names = sql.SQL(", ").join(sql.SQL("ONLY {}").format(table.identifier) for table in tables)
+    run_together(cursor, [*_limits(left()), sql.SQL("LOCK TABLE {} IN " + mode + " MODE").format(names)])
+
+
+def _limits(seconds: float) -> list[Statement]:
+    most = max(0.001, seconds)
+    return [lock_timeout(most), statement_timeout(most)]
 
 
 @contextmanager

@@ -13,7 +13,16 @@ FENCE_TRIGGER = "!balancer_fence"  # sorts before every name a person would choo
 FENCE_TRUNCATE_TRIGGER = "!balancer_fence_truncate"
 CAPTURE_TRIGGER = "~balancer_capture"
 CAPTURE_TRUNCATE_TRIGGER = "~balancer_capture_truncate"
-TRIGGERS = (FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER, CAPTURE_TRIGGER, CAPTURE_TRUNCATE_TRIGGER)
+MIRROR_TRIGGER = "!balancer_mirror"  # before the owner's triggers, so that few changes reach the new partitions late
+MIRROR_TRUNCATE_TRIGGER = "!balancer_mirror_truncate"
+TRIGGERS = (
+    FENCE_TRIGGER,
+    FENCE_TRUNCATE_TRIGGER,
+    CAPTURE_TRIGGER,
+    CAPTURE_TRUNCATE_TRIGGER,
+    MIRROR_TRIGGER,
+    MIRROR_TRUNCATE_TRIGGER,
+)
 
 SNAPSHOT_TRIGGER = "!balancer_snapshot"
 KEPT_SCHEMA = "balancer_kept_"
@@ -22,7 +31,7 @@ CLOSED = "rewound"
 """In place of a migration's id: what stands on a node that has gone back in time."""
 
 PREFIX = "tb_"
-_OWNER = re.compile(r"(?:tb|changes|capture|chunks)_(m[0-9a-z]+)(?:_\d+|_switch)?")
+_OWNER = re.compile(r"(?:tb|changes|capture|mirror|chunks)_(m[0-9a-z]+)(?:_\d+|_switch)?")
 
 
 def stream_name(migration: str) -> str:
@@ -48,6 +57,11 @@ def notes_name(migration: str) -> sql.Identifier:
 def capture_name(migration: str, index: int) -> sql.Identifier:
     """The trigger function that writes there."""
     return sql.Identifier(SCHEMA, f"capture_{migration}_{index}")
+
+
+def mirror_name(migration: str, index: int) -> sql.Identifier:
+    """The trigger function that makes a reshard's new partitions follow its old one number `index`."""
+    return sql.Identifier(SCHEMA, f"mirror_{migration}_{index}")
 
 
 def snapshot_trigger(migration: str) -> str:

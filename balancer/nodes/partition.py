@@ -219,11 +219,13 @@ def attach_statement(place: Place) -> sql.Composed:
 
 def drop_bound(cursor: Cursor, partition: Name, constraint: str) -> None:
     """Removes the CHECK of `add_bound`. Idempotent; waits for readers of the partition."""
-    cursor.execute(
-        sql.SQL("ALTER TABLE IF EXISTS {} DROP CONSTRAINT IF EXISTS {}").format(
-            partition.identifier, sql.Identifier(constraint)
-        )
-    )
+    cursor.execute(drop_bound_statement(partition, constraint))
+
+
+def drop_bound_statement(partition: Name, constraint: str) -> sql.Composed:
+    """What `drop_bound` sends."""
+    drop = sql.SQL("ALTER TABLE IF EXISTS {} DROP CONSTRAINT IF EXISTS {}")
+    return drop.format(partition.identifier, sql.Identifier(constraint))
 
 
 def drop_triggers(cursor: Cursor, shape: Shape, partition: Name) -> None:
@@ -235,7 +237,12 @@ def drop_triggers(cursor: Cursor, shape: Shape, partition: Name) -> None:
 
 def detach_locked(cursor: Cursor, root: Name, partition: Name) -> None:
     """Detaches within a transaction that already holds the root's ACCESS EXCLUSIVE lock."""
-    cursor.execute(sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(root.identifier, partition.identifier))
+    cursor.execute(detach_statement(root, partition))
+
+
+def detach_statement(root: Name, partition: Name) -> sql.Composed:
+    """What `detach_locked` sends."""
+    return sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(root.identifier, partition.identifier)
 
 
 def detach_wherever(cursor: Cursor, partition: Name) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from balancer.errors import Refused
-from balancer.nodes.connection import Connection, Cursor, printed, run_single
+from balancer.nodes.connection import Connection, Cursor, Statement, printed, run_single, run_together
 from balancer.nodes.names import Name
 from balancer.nodes.partition import Place
 from balancer.nodes.shape import Constraint, Shape
@@ -130,8 +130,12 @@ def without_triggers(cursor: Cursor) -> None:
 
     They were checked where they come from; and what is not attached yet has no triggers to miss.
     """
-    if may_prepare(cursor):
-        cursor.execute("SET LOCAL session_replication_role TO replica")
+    run_together(cursor, silence_statements(may_prepare(cursor)))
+
+
+def silence_statements(may: bool) -> list[Statement]:
+    """What `without_triggers` sends, if the role may request that."""
+    return [sql.SQL("SET LOCAL session_replication_role TO replica")] if may else []
 
 
 def unchecked(cursor: Cursor, reference: Reference, places: Sequence[Place]) -> bool:

@@ -12,7 +12,7 @@ from psycopg import sql
 from balancer.nodes.bounds import check_expression
 from balancer.nodes.capture import SEQ
 from balancer.nodes.checksum import Compared, Digest, pages, summed
-from balancer.nodes.connection import Connection, Cursor, run_together
+from balancer.nodes.connection import Connection, Cursor, Statement, run_together
 from balancer.nodes.fence import has_trigger
 from balancer.nodes.locks import keep_all_out
 from balancer.nodes.names import Name
@@ -59,11 +59,12 @@ def fill(cursor: Cursor, family: Family, source: Name, first: int, end: int | No
     return written
 
 
-def replay(cursor: Cursor, family: Family) -> tuple[int, Mapping[str, int]]:
+def replay(cursor: Cursor, family: Family, *, comparing: bool = True) -> tuple[int, Mapping[str, int]]:
     """Makes the targets equal the sources for every logged key; then compares just these keys.
 
-    The caller's transaction sees one snapshot, or holds the root's lock. Returns how many keys were replayed, and
-    the number of keys that still differ, by source: that must be none.
+    The caller's transaction sees one snapshot, or keeps the sources' writers out. Returns how many keys were replayed,
+    and the number of keys that still differ, by source: that must be none. Without `comparing` the caller compares
+    everything afterwards.
     """
     total = 0
     different: dict[str, int] = {}
@@ -85,7 +86,7 @@ def replay(cursor: Cursor, family: Family) -> tuple[int, Mapping[str, int]]:
             )
     for number, source in changed:
         _put_back(cursor, family, number, source)
-        wrong = _count_different(cursor, family, number, source)
+        wrong = _count_different(cursor, family, number, source) if comparing else 0
         if wrong:
             different[str(source)] = wrong
         cursor.execute(
@@ -105,6 +106,13 @@ def changed_sources(connection: Connection | Cursor, family: Family) -> tuple[tu
     """The sources with keys still to be replayed: a merge may have dozens, and few of them change."""
     numbers = _with_entries(connection, family, sql.SQL(""))
     return tuple((number, source) for number, source in family.sources if number in numbers)
+
+
+def entries_statement(families: Sequence[Family]) -> Statement:
+    """Asks whether there is any entry in the logs."""
+    logs = [log_name(family.migration, number) for family in families for number, _ in family.sources]
+    asked = [sql.SQL("EXISTS (SELECT FROM {})").format(log) for log in logs]
+    return sql.SQL("SELECT {}").format(sql.SQL(" OR ").join(asked))
 
 
 def _with_entries(connection: Connection | Cursor, family: Family, where: sql.Composable) -> set[int]:
@@ -152,15 +160,31 @@ def _lock(cursor: Cursor, tables: Sequence[Name], mode: str) -> None:
     run_together(cursor, [lock.format(table.identifier) for table in tables])
 
 
+def remembered_statement(partitions: Sequence[Name]) -> Statement:
+    """Asks whether what a SERIALIZABLE transaction has read of these is still remembered: writes to the partitions that
+    replace them would not be compared with it."""
+    return sql.SQL(_REMEMBERED).format(names=sql.Literal([str(name) for name in partitions]))
+
+
+_REMEMBERED = """
+    SELECT EXISTS (
+        SELECT FROM pg_locks WHERE mode = 'SIReadLock'
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND relation IN (SELECT o FROM unnest({names}::regclass[]) AS o
+                         UNION ALL SELECT indexrelid FROM pg_index WHERE indrelid = ANY ({names}::regclass[])))
+"""
+
+
 def refuse_old_snapshots(cursor: Cursor, root: Name, migration: str, transaction: str) -> None:
-    """From the commit on, writers whose snapshot does not have that transaction are refused, through the root."""
+    """From the commit on, SERIALIZABLE writers whose snapshot does not have that transaction are refused, through the
+    root."""
     trigger = sql.Identifier(snapshot_trigger(migration))
     run_together(
         cursor,
         [
             sql.SQL(
                 "CREATE TRIGGER {} BEFORE INSERT OR UPDATE OR DELETE ON {} FOR EACH STATEMENT"
-                " EXECUTE FUNCTION balancer.refuse_old_snapshot({}, {})"
+                " EXECUTE FUNCTION balancer.refuse_old_snapshot({}, {}, 'serializable')"
             ).format(trigger, root.identifier, sql.Literal(migration), sql.Literal(transaction)),
             sql.SQL("ALTER TABLE {} ENABLE ALWAYS TRIGGER {}").format(root.identifier, trigger),
         ],

@@ -125,6 +125,7 @@ STEPS: tuple[str, ...] = (
     """,
     # What undoes a step of a schema change on this very node: what was there before stays.
     "ALTER TABLE balancer.ddl_step ADD COLUMN IF NOT EXISTS undo text[]",
+    "SELECT",  # functions have changed: a trigger on the roots may concern SERIALIZABLE writers alone
 )
 """What brings a node's tables from version n to n + 1."""
 

@@ -15,7 +15,7 @@ from prometheus_client import Gauge
 
 from balancer.directory.model import Migration, MigrationKind, NodeState
 from balancer.directory.snapshot import Snapshot
-from balancer.instruments import MESSAGE_OUTCOMES, Instruments
+from balancer.instruments import MESSAGE_OUTCOMES, MIGRATION_WAITS, Instruments
 from balancer.planner.loads import imbalance, node_loads
 from balancer.planner.state import BundleState, NodeReport, ScheduleReport, StateWord
 from balancer.policies.bundle_view import BundleView, PlanResult
@@ -40,6 +40,7 @@ class Reporter:
     def __init__(self, instruments: Instruments) -> None:
         self.instruments = instruments
         self._known: dict[tuple[Gauge, str], Values] = {}
+        self._waits: dict[str, tuple[str, str, float]] = {}  # migration → bundle, reason, seconds
         self._lock = threading.Lock()
 
     def observe(self, state: BundleState, migrations: Iterable[Migration] = ()) -> None:
@@ -69,6 +70,20 @@ class Reporter:
             self.instruments.moved_bytes.labels(*labels).inc(moved)
         if pause is not None:
             self.instruments.write_pause.labels(*labels).observe(pause)
+
+    def waits(self, migration: Migration, reason: str, seconds: float) -> None:
+        """What a migration waits for, and for how long it has; without a reason it does not wait."""
+        bundle = migration.bundle
+        with self._lock:
+            if reason:
+                self._waits[migration.id] = (bundle, reason, seconds)
+            elif self._waits.pop(migration.id, None) is None:
+                return
+            here = [(why, waited) for where, why, waited in self._waits.values() if where == bundle]
+        counts = {word: sum(why == word for why, _ in here) for word in MIGRATION_WAITS}
+        self._set(self.instruments.migrations_waiting, bundle, {(bundle, word): n for word, n in counts.items()})
+        longest = max((waited for _, waited in here), default=0.0)
+        self._set(self.instruments.migration_waits, bundle, {(bundle,): longest})
 
     def leftovers(self, bundle: str, counts: Mapping[str, int]) -> None:
         """Objects of dead migrations on each node that could be examined."""

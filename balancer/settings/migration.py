@@ -53,6 +53,11 @@ class MigrationSettings:
     """How long the balancer's statements wait for a lock, while later sessions queue behind them; less than
     `write_pause_budget`. Longer: the lock is acquired despite longer transactions, but others wait as long; shorter:
     more attempts, each less noticeable."""
+    swap_patience: Seconds | None = None
+    """The longest that the swap of a split or merge may make others wait for once, when short attempts have failed for
+    five seconds because statements on the table take longer than `write_pause_budget`; None: never longer than that.
+    Each attempt waits twice as long as the one before, up to this, and never as long as the server's deadlock_timeout.
+    Longer: splits end beside long statements; shorter: nobody waits for them."""
     fence_deadline: Seconds = 2.0
     """After this time an unsealed fence expires. It is longer than `write_pause_budget`, so that this happens only when
     the daemon is dead. Longer: writers wait longer when the daemon dies; shorter: on a slow server the fence expires in

@@ -124,3 +124,24 @@ def test_a_key_that_gets_a_longer_type_does_not_make_writers_fail(
     assert done.state == "failed"
     assert cluster.query("a", "SELECT count(*) FROM public.orders") == [(50,)]
     cluster.close()
+
+
+@pytest.mark.parametrize("what", list(COPIES))
+def test_a_session_that_has_written_goes_on_when_its_key_gets_another_type(
+    cluster: Cluster, owner: str, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def change_type() -> None:
+        with cluster.connect("a") as connection:
+            run_as(
+                connection,
+                owner,
+                "UPDATE public.orders SET n = n + 1",
+                "ALTER TABLE public.orders ALTER COLUMN line TYPE int",
+                "UPDATE public.orders SET n = n + 1",
+                "DELETE FROM public.orders WHERE id % 2 = 0",
+            )
+
+    while_copying(monkeypatch, what, change_type)
+    done = move_or_split(cluster, what, content=False)
+    assert done.state != "done"
+    assert cluster.query("a", "SELECT count(*), sum(n)::int FROM public.orders") == [(25, 675)]

@@ -11,13 +11,25 @@ import pytest
 
 from balancer.directory.model import Migration
 from balancer.embedded.postgres import PostgresServer
+from balancer.policies.keys import KeyType, encode_key
 from tests.support import nemeses
-from tests.support.cluster import AMPLE, Cluster, build, hash_table, hash_tablets, insert_rows
+from tests.support.cluster import (
+    AMPLE,
+    Cluster,
+    build,
+    hash_table,
+    hash_tablets,
+    insert_rows,
+    range_table,
+    range_tablets,
+)
 from tests.support.crash_matrix import Victims
 from tests.support.directed import LEAF, Beside, complaints, move, split, tally
 from tests.support.nemeses import ApplyWorker, EveryPoint
+from tests.support.resharding import begin_split
 from tests.support.sampling import sampled
 from tests.support.servers import new_database
+from tests.support.spy import Spy
 
 pytestmark = pytest.mark.always
 
@@ -25,7 +37,10 @@ MOVE_POINTS = (
     *("left:copying", "left:catching_up", "entered:fencing", "left:fencing", "left:draining", "left:verifying"),
     *("left:sealing", "entered:committing", "left:committing", "left:opening"),
 )
-SPLIT_POINTS = ("left:copying", "left:catching_up", "left:verifying", "entered:swapping", "left:swapping")
+SPLIT_POINTS = (
+    *("left:copying", "left:catching_up", "left:mirroring", "left:verifying"),
+    *("entered:swapping", "left:swapping"),
+)
 
 
 @pytest.fixture
@@ -129,22 +144,31 @@ def write_without_triggers(cluster: Cluster, write: Any) -> None:
         connection.execute(f"ALTER TABLE {LEAF} ENABLE TRIGGER ALL".encode())
 
 
-def test_a_delete_by_the_partitions_name_that_commits_during_the_swap_is_kept(single: Cluster) -> None:
-    """It takes no lock on the root. What commits between the last replay and the DETACH must not be back."""
+def test_a_delete_by_the_partitions_name_that_commits_during_the_swap_is_kept(
+    tmp_path: Path, any_postgres: PostgresServer, database: Any
+) -> None:
+    """In a range table it takes no lock on the root. What commits before the DETACH must not be back."""
+    tablets = range_tablets([300, 600], ["a"])
+    single = build(tmp_path, {"a": database(any_postgres).dsn}, range_table(), tablets)
+    insert_rows(single, tablets, range(1000))
     single.settings = replace(single.settings, **{**AMPLE, "lock_timeout": 10.0})
-    row = tally(single)
+    directory = single.directory()
+    leadership = single.become_leader(directory)
+    begun = begin_split(directory, leadership, 2, [encode_key((KeyType.BIGINT,), (400,))])
     with psycopg.connect(single.dsns["a"]) as writer, single.connect("a") as observer:
-        begun: list[int] = []
+        deleted: list[int] = []
 
         def delete() -> None:
-            begun.append(writer.execute(f"DELETE FROM {LEAF} WHERE id = {row.key}".encode()).rowcount)
+            deleted.append(writer.execute(f"DELETE FROM {LEAF} WHERE id = 333".encode()).rowcount)
 
-        migration = Beside(lambda: split(single, {"entered:swapping": delete}))
+        runner = single.runner(directory, leadership, Spy({"entered:swapping": delete}))
+        migration = Beside(lambda: runner.run(begun.id))
         nemeses.until(lambda: migration.over or nemeses.waits_for_lock(observer, LEAF), "the swap's wait for the leaf")
         writer.commit()
         assert migration.result().state == "done"
-    assert begun == [1]
-    assert set(range(1000)) - {row.key} == set(single.rows()["a"])
+    assert deleted == [1]
+    assert set(range(1000)) - {333} == set(single.rows()["a"])
+    single.close()
 
 
 def test_a_reader_with_one_snapshot_finds_every_row_though_a_tablet_was_split(single: Cluster) -> None:

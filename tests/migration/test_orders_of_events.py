@@ -15,13 +15,13 @@ from balancer.cli.moves import migration_documents
 from balancer.directory.contract import Directory
 from balancer.directory.model import Migration, MigrationKind, MigrationMode, TabletState
 from balancer.embedded.postgres import PostgresServer
-from balancer.migration import chunk_copy, completion, steps_reshard, steps_swap
+from balancer.migration import chunk_copy, completion, steps_swap
 from balancer.migration.begin import begin_move
 from balancer.migration.context import Context
 from balancer.migration.doctor import examine
 from balancer.migration.machine import State, Track, path, track_of
 from balancer.migration.record import read_detail
-from balancer.nodes import reshard
+from balancer.nodes import mirror
 from balancer.policies.keys import KeyType, encode_key
 from tests.support.cluster import (
     AMPLE,
@@ -103,14 +103,19 @@ def beside(work: Callable[[], object]) -> Iterator[None]:
 # --- a write by the partition's own name
 
 
+LOCKED = {"mirror": (mirror, "start"), "swap": (steps_swap, "_exchange")}
+
+
+@pytest.mark.parametrize("where", LOCKED)
 @pytest.mark.parametrize("statement", ["DELETE FROM orders_t2", "TRUNCATE orders_t2", "UPDATE orders_t2 SET n = 7"])
-def test_between_the_last_replay_and_the_swap_no_write_by_a_partition_s_name_gets_in(
-    alone: Cluster, statement: str, monkeypatch: pytest.MonkeyPatch
+def test_while_the_mirror_begins_or_the_swap_is_made_no_write_by_a_partition_s_name_gets_in(
+    alone: Cluster, statement: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[str | None] = []
-    real = reshard.keep_everybody_out
+    module, name = LOCKED[where]
+    real = getattr(module, name)
 
-    def meanwhile(*arguments: Any) -> None:
+    def meanwhile(*arguments: Any, **named: Any) -> None:
         with alone.connect("a") as connection:
             connection.execute("SET lock_timeout TO '50ms'")
             try:
@@ -119,9 +124,9 @@ def test_between_the_last_replay_and_the_swap_no_write_by_a_partition_s_name_get
                 answers.append(error.sqlstate)
             else:
                 answers.append(None)
-        real(*arguments)
+        real(*arguments, **named)
 
-    monkeypatch.setattr(reshard, "keep_everybody_out", meanwhile)
+    monkeypatch.setattr(module, name, meanwhile)
     assert start(alone, operation="split").state == "done"
     assert answers == ["55P03"]
     assert len(alone.rows()["a"]) == 1000
@@ -395,13 +400,13 @@ def test_a_reader_that_begins_while_a_split_runs_sees_every_row(alone: Cluster) 
     assert counts == [(1000,)]
 
 
-def test_a_writer_by_an_older_snapshot_that_waited_for_the_swap_is_told_to_try_again(
+def test_a_writer_by_an_older_snapshot_that_waited_for_the_swap_writes_to_the_new_partitions(
     alone: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = int(str(alone.query("a", "SELECT min(id) FROM orders_t2")[0][0]))
     answers: list[object] = []
     threads: list[threading.Thread] = []
-    real = steps_reshard.replay_transaction
+    real = steps_swap._exchange
 
     def write() -> None:
         with psycopg.connect(alone.dsns["a"], application_name="old writer") as writer:
@@ -411,26 +416,23 @@ def test_a_writer_by_an_older_snapshot_that_waited_for_the_swap_is_told_to_try_a
             except psycopg.Error as error:
                 answers.append(refused_with(error))
 
-    def meanwhile(*arguments: Any) -> Any:
+    def meanwhile(*arguments: Any, **named: Any) -> Any:
         thread = threading.Thread(target=write)
         thread.start()
         threads.append(thread)
         waiting = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'old writer' AND wait_event_type = 'Lock'"
         until(lambda: alone.query("a", waiting), "the writer waits for the swap")
-        with alone.connect("a") as other:  # a transaction between its snapshot and the last replay's
-            other.execute("CREATE TABLE between ()")
-        return real(*arguments)
+        return real(*arguments, **named)
 
     def change() -> None:
         with alone.connect("a") as connection:
             connection.execute(f"UPDATE orders SET n = 4 WHERE id = {number}".encode())
 
-    monkeypatch.setattr(steps_swap, "replay_transaction", meanwhile)
-    monkeypatch.setattr(steps_swap, "catch_up", lambda _: change())  # so that the row is written by the last replay
-    assert start(alone, operation="split").state == "done"
+    monkeypatch.setattr(steps_swap, "_exchange", meanwhile)
+    assert start(alone, {"left:mirroring": change}, "split").state == "done"
     threads[0].join(30)
-    assert answers == ["TB001"]
-    assert alone.rows()["a"][number] == 4
+    assert answers == [1]
+    assert alone.rows()["a"][number] == 5
     assert findings(alone) == []
 
 

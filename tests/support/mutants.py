@@ -91,6 +91,28 @@ def rewritten(function: str, changes: Mapping[str, str]) -> Patch:
     return replaced("balancer.nodes.schema.install_schema", make)
 
 
+def reworded(path: str, changes: Mapping[str, str]) -> Patch:
+    """Replaces words in a text of a module."""
+
+    def patch() -> None:
+        module_name, _, name = path.rpartition(".")
+        module = importlib.import_module(module_name)
+        text = getattr(module, name, None)
+        for words, others in changes.items():
+            if text is None or words not in text:
+                raise MutantBroken(f"{path} does not contain: {words}")
+            text = text.replace(words, others)
+        setattr(module, name, text)
+
+    return patch
+
+
+def replaced_text(path: str, text: str) -> Patch:
+    """Replaces a text of a module."""
+    module_name, _, name = path.rpartition(".")
+    return lambda: setattr(importlib.import_module(module_name), name, text)
+
+
 def together(*patches: Patch) -> Patch:
     """Several patches that make one mutant."""
 
@@ -220,17 +242,39 @@ def _open_early(original: Any) -> Any:
     return sealing
 
 
-def _roots_only(_: Any) -> Any:
+def _roots_only(original: Any) -> Any:
     """Everybody is kept out of the roots, and nobody out of the leaves."""
-    from balancer.nodes.locks import keep_all_out  # noqa: PLC0415
 
-    def keep_writers_out(cursor: Any, roots: Any, partitions: Any, lock_timeout: float) -> None:
-        cursor.execute("SELECT set_config('lock_timeout', %s, true)", (f"{max(1, round(lock_timeout * 1000))}ms",))
+    def lock_everybody_out(cursor: Any, roots: Any, partitions: Any, others: Any, left: Any) -> None:
+        from balancer.nodes.locks import _lock_within, keep_all_out  # noqa: PLC0415
+
         keep_all_out(cursor, partitions)
-        for root in roots:
-            cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN SHARE ROW EXCLUSIVE MODE").format(root.identifier))
+        _lock_within(cursor, roots, "ACCESS EXCLUSIVE", left)
 
-    return keep_writers_out
+    return lock_everybody_out
+
+
+def _begun_apart(original: Any) -> Any:
+    """The last replay is committed before the mirror begins."""
+
+    def this_transaction(cursor: Any) -> str:
+        cursor.execute("COMMIT; BEGIN")
+        return str(original(cursor))
+
+    return this_transaction
+
+
+def _equal_or_not(original: Any) -> Any:
+    """The mirror is taken for whole whatever has become of it."""
+    from balancer.nodes.mirror import Standing  # noqa: PLC0415
+
+    def find(connection: Any, *rest: Any) -> Any:
+        number = connection.execute(
+            "SELECT min(split_part(encode(tgargs, 'escape'), '\\000', 2)) FROM pg_trigger WHERE tgname ~ '^!balancer_m'"
+        ).fetchone()[0]
+        return None if number is None else Standing(str(number))
+
+    return find
 
 
 def _replayed_unseen(original: Any) -> Any:
@@ -332,6 +376,8 @@ def _marked_over_all(original: Any) -> Any:
 _FAILOVERS = "tests/migration/test_failovers.py::"
 _DIRECTED = "tests/migration/test_directed_moves.py::"
 _RESHARDS = "tests/migration/test_directed_reshards.py::"
+_MIRROR = "tests/migration/test_mirror.py::"
+_MIRROR_RIGHTS = "tests/migration/test_mirror_rights.py"
 _HOLES = "tests/migration/test_directed_holes.py::"
 _ARGUMENT = "tests/migration/test_argument.py::"
 _HOLD = "tests/client/test_hold.py"
@@ -352,7 +398,7 @@ NO_VERIFICATION = Mutant(
         replaced("balancer.migration.comparison.compare_rest", instead()),
         replaced("balancer.migration.comparison.compare_bulk", instead(0)),
         replaced("balancer.migration.key_replay._compare", instead()),
-        replaced("balancer.migration.steps_reshard._compare_all", instead()),
+        replaced("balancer.migration.steps_reshard.compare_all", instead()),
         replaced("balancer.nodes.reshard.replay", _replayed_unseen),
     ),
     (
@@ -545,16 +591,99 @@ MUTANTS: tuple[Mutant, ...] = (
         (f"{_RESHARDS}test_at_every_point_a_write_is_refused_or_kept",),
     ),
     Mutant(
-        "no-replay-in-the-swap",
-        "steps_swap: the last changes are replayed under the locks",
-        replaced("balancer.migration.steps_swap.replay_once", instead(0)),
+        "no-replay-before-the-mirror",
+        "machine, reshard 2: the rest of the log is replayed while writers are kept out",
+        replaced("balancer.migration.steps_reshard.replay_once", instead(0)),
         (f"{_RESHARDS}test_at_every_point_a_write_is_refused_or_kept",),
     ),
     Mutant(
+        "mirror-begun-apart",
+        "machine, reshard 2: the last replay and the mirror are one transaction",
+        replaced("balancer.nodes.snapshots.this_transaction", _begun_apart),
+        (f"{_ORDERS}test_while_the_mirror_begins_or_the_swap_is_made_no_write_by_a_partition_s_name_gets_in",),
+    ),
+    Mutant(
+        "mirror-without-writers",
+        "machine, reshard 3: the mirror makes every change in the new partitions",
+        reworded("balancer.nodes.mirror._BODY", {"    {work}\n    RETURN NULL;": "    RETURN NULL;"}),
+        (f"{_RESHARDS}test_at_every_point_a_write_is_refused_or_kept",),
+    ),
+    Mutant(
+        "mirror-of-old-rows",
+        "machine, reshard 3: a row that has changed since is read again",
+        reworded("balancer.nodes.mirror._BODY", {"\"is fresh\" := NEW.xmax = '0'::xid;": "NULL;"}),
+        (f"{_MIRROR}test_both_sides_are_equal_after_every_statement",),
+    ),
+    Mutant(
+        "mirror-of-old-keys",
+        "machine, reshard 3: a key that is given up may be taken again already",
+        reworded(
+            "balancer.nodes.mirror._WORK", {"IF TG_OP = 'DELETE' OR TG_OP = 'UPDATE' AND NOT": "IF false AND NOT"}
+        ),
+        (f"{_MIRROR}test_both_sides_are_equal_after_every_statement",),
+    ),
+    Mutant(
+        "mirror-by-old-snapshots",
+        "machine, reshard 3: who does not see the mirror's beginning is refused",
+        reworded(
+            "balancer.nodes.mirror._BODY",
+            {"NOT pg_visible_in_snapshot(TG_ARGV[1]::xid8, pg_current_snapshot())": "false"},
+        ),
+        (f"{_MIRROR}test_who_writes_by_an_older_snapshot_is_refused_and_may_try_again",),
+    ),
+    Mutant(
+        "mirror-of-anything",
+        "nodes.mirror: no value of another type, and nothing of another table, is passed on",
+        reworded("balancer.nodes.mirror._BODY", {'IF NOT "the same" THEN': "IF false THEN"}),
+        (f"{_MIRROR}test_no_statement_fails_after_ddl", _MIRROR_RIGHTS),
+    ),
+    Mutant(
+        "mirror-plans-anything",
+        "nodes.mirror: the old partition is not read once it has code of its owner",
+        reworded("balancer.nodes.mirror._BODY", {"NOT (\n        EXISTS": "NOT (true OR\n        EXISTS"}),
+        (_MIRROR_RIGHTS,),
+    ),
+    Mutant(
+        "mirror-careless",
+        "nodes.mirror: a value that is unique is noted in the log, and the statement goes on",
+        reworded("balancer.nodes.mirror._CAREFUL", {"unique_violation": "assert_failure"}),
+        (f"{_MIRROR}test_a_value_that_two_rows_have_in_turn_fails_no_statement",),
+    ),
+    Mutant(
+        "mirror-checks-at-once",
+        "nodes.mirror: what may be checked late is checked at the end of the transaction",
+        replaced("balancer.nodes.mirror._defer", instead(sql.SQL(""))),
+        (f"{_MIRROR}test_both_sides_are_equal_where_the_key_is_checked_late",),
+    ),
+    Mutant(
+        "mirror-writes-all",
+        "nodes.mirror: an unchanged long value is not written again",
+        replaced_text("balancer.nodes.mirror._LONG", "{0} = {1}"),
+        (f"{_MIRROR}test_an_unchanged_long_value_is_not_written_again",),
+    ),
+    Mutant(
+        "mirror-meddled-with",
+        "machine, reshard 5: the triggers are those that the mirror's beginning wrote",
+        replaced("balancer.nodes.mirror.find", _equal_or_not),
+        (f"{_MIRROR}test_a_mirror_that_was_switched_off_and_on_ends_the_split",),
+    ),
+    Mutant(
+        "mirror-lost",
+        "machine, reshard 5: under the swap's lock the mirror is the one that was waited for, and its log is empty",
+        replaced("balancer.migration.steps_swap._check_mirror", instead()),
+        (f"{_MIRROR}test_a_node_that_has_lost_the_mirror_loses_no_write",),
+    ),
+    Mutant(
+        "mirror-outlives-the-swap",
+        "machine, reshard 6: after the swap nothing follows the old partitions",
+        replaced("balancer.nodes.mirror.disable_statements", instead([])),
+        (f"{_MIRROR}test_what_is_forced_into_an_old_partition_does_not_reach_the_new_ones",),
+    ),
+    Mutant(
         "swap-without-leaves",
-        "steps_swap: the old leaves are locked right after the roots",
-        replaced("balancer.nodes.reshard.keep_writers_out", _roots_only),
-        (f"{_HOLES}test_a_delete_by_the_partitions_name_that_commits_during_the_swap_is_kept",),
+        "machine, reshard 5: the swap locks the old leaves too, before it checks anything",
+        replaced("balancer.nodes.locks.lock_everybody_out", _roots_only),
+        (f"{_ORDERS}test_while_the_mirror_begins_or_the_swap_is_made_no_write_by_a_partition_s_name_gets_in",),
     ),
     Mutant(
         "no-fingerprints",
@@ -576,8 +705,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "snapshots-overtaken",
-        "steps_swap: sessions by an older snapshot are waited for",
-        replaced("balancer.nodes.snapshots.older_snapshots", instead([])),
+        "machine, reshard 4: sessions by an older snapshot are waited for",
+        method("balancer.nodes.snapshots.OlderSnapshots", "left", instead([])),
         (
             f"{_ORDERS}test_a_split_waits_for_a_reader_by_an_older_snapshot_and_names_it",
             f"{_ORDERS}test_a_former_owner_keeps_what_an_older_snapshot_reads_and_refuses_writes_to_the_end_of_the_grace",
@@ -585,9 +714,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "old-writers-admitted",
-        "steps_swap: writers by an older snapshot are refused",
+        "machine, reshard 7: SERIALIZABLE writers from before the swap are refused where reads are remembered",
         replaced("balancer.nodes.reshard.refuse_old_snapshots", instead()),
-        (f"{_ORDERS}test_a_writer_by_an_older_snapshot_that_waited_for_the_swap_is_told_to_try_again",),
+        (f"{_MIRROR}test_writes_that_depend_on_each_others_reads_do_not_both_pass_the_swap",),
     ),
     Mutant(
         "standbys-overtaken",
