@@ -416,13 +416,13 @@ def test_a_writer_by_an_older_snapshot_that_waited_for_the_swap_writes_to_the_ne
             except psycopg.Error as error:
                 answers.append(refused_with(error))
 
-    def meanwhile(*arguments: Any) -> Any:
+    def meanwhile(*arguments: Any, **named: Any) -> Any:
         thread = threading.Thread(target=write)
         thread.start()
         threads.append(thread)
         waiting = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'old writer' AND wait_event_type = 'Lock'"
         until(lambda: alone.query("a", waiting), "the writer waits for the swap")
-        return real(*arguments)
+        return real(*arguments, **named)
 
     def change() -> None:
         with alone.connect("a") as connection:
