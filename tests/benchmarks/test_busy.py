@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 from balancer.directory.model import Migration
+from balancer.embedded.postgres import PostgresServer
 from balancer.migration.begin import begin_move
 from balancer.migration.record import read_detail
 from balancer.settings import MigrationSettings
@@ -46,7 +47,8 @@ LOADS: dict[str, Sequence[Load]] = {
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, pair: dict[str, str]) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, postgres15: PostgresServer, postgres18: PostgresServer, database: Any) -> Iterator[Cluster]:
+    pair = {"a": database(postgres15).dsn, "b": database(postgres18).dsn}
     tablets = hash_tablets(2, ["a"])
     made = build(tmp_path, pair, hash_table(), tablets)
     made.settings = MigrationSettings(retire_grace=0.0)
@@ -157,14 +159,11 @@ def _steady(rest: float) -> Any:
 
 def test_what_doubled_writes_cost(cluster: Cluster) -> None:
     """Single rows, and many in a statement, with what logs changes and with what mirrors them, against neither."""
+    again = "WITH gone AS (DELETE FROM orders_t2 WHERE id % 2 = 0 RETURNING *) INSERT INTO orders SELECT * FROM gone"
     works = {
-        "UPDATE of one row": lambda c: [
-            c.execute("UPDATE orders_t2 SET n = n + 1 WHERE id = %s", (i,)) for i in range(900)
-        ],
-        "UPDATE of all rows": lambda c: c.execute("UPDATE orders_t2 SET n = n + 1"),
-        "DELETE and INSERT of half": lambda c: c.execute(
-            "WITH gone AS (DELETE FROM orders_t2 WHERE id % 2 = 0 RETURNING *) INSERT INTO orders SELECT * FROM gone"
-        ),
+        "UPDATE of one row": [f"UPDATE orders_t2 SET n = n + 1 WHERE id = {number}" for number in range(900)],
+        "UPDATE of all rows": ["UPDATE orders_t2 SET n = n + 1"],
+        "DELETE and INSERT of half": [again],
     }
     figures: dict[str, list[float]] = {name: [] for name in works}
 
