@@ -14,13 +14,14 @@ from balancer.migration import guards
 from balancer.migration.archive import run_archive
 from balancer.migration.context import Context, partitions_of, places
 from balancer.migration.control import Overrun
+from balancer.migration.lock_attempts import Attempts
 from balancer.migration.machine import Event
 from balancer.migration.steps_swap import swapped
 from balancer.migration.steps_switch import back_off
-from balancer.nodes import blockers, fence, partition, reshard, schema, set_aside
+from balancer.nodes import blockers, fence, locks, partition, schema, set_aside
 from balancer.nodes.bounds import KeyColumn, KeyRange, show_part
 from balancer.nodes.catalog import read_root
-from balancer.nodes.connection import Cursor, translated
+from balancer.nodes.connection import Cursor, lock_timeout, run_together, statement_timeout, translated
 from balancer.nodes.creation import create_partition
 from balancer.nodes.epoch_check import node_command
 from balancer.nodes.expired_keys import (
@@ -112,15 +113,17 @@ def swapping(ctx: Context) -> Event:
                 _check_closed(ctx, cursor, tablet)
     mine = _here(ctx)
     concerned = [*ctx.roots, *(name for tablet in mine for name in partitions_of(ctx.table, tablet))]
-    began = ctx.clock.monotonic()
-    try:
-        with ctx.source() as cursor:
-            _swap(ctx, cursor, mine)
-    except Unavailable as error:
-        guards.name_blockers(ctx, ctx.record.source_node, concerned, blockers.SWAP)
-        raise Overrun(str(error)) from error  # nothing was applied; an unknown outcome is another error
-    ctx.note(pause=ctx.clock.monotonic() - began)
+    Attempts(ctx, ctx.record.source_node, concerned, blockers.SWAP).run(
+        lambda patience: _swap_once(ctx, mine, patience)
+    )
     return Event.STEP
+
+
+def _swap_once(ctx: Context, mine: Sequence[Tablet], patience: float) -> None:
+    began = ctx.clock.monotonic()
+    with ctx.source() as cursor:
+        _swap(ctx, cursor, mine, began + patience)
+    ctx.note(pause=ctx.clock.monotonic() - began)
 
 
 def retiring(ctx: Context) -> Event:
@@ -161,11 +164,12 @@ def last_count(ctx: Context) -> str:
     return f"{counted} of {ctx.table.name} have expired" if counted else ""
 
 
-def _swap(ctx: Context, cursor: Cursor, mine: Sequence[Tablet]) -> None:
-    limit = max(1, round(ctx.settings.write_pause_budget * 4000))
-    cursor.execute("SELECT set_config('statement_timeout', %s, true)", (f"{limit}ms",))
+def _swap(ctx: Context, cursor: Cursor, mine: Sequence[Tablet], until: float) -> None:
     old = [name for tablet in mine for name in partitions_of(ctx.table, tablet)]
-    reshard.keep_writers_out(cursor, ctx.roots, old, ctx.settings.lock_timeout)
+    locks.lock_everybody_out(cursor, ctx.roots, old, (), lambda: until - ctx.clock.monotonic())
+    run_together(
+        cursor, [statement_timeout(ctx.settings.write_pause_budget * 4), lock_timeout(ctx.settings.lock_timeout)]
+    )
     made = ctx.record.targets[0]
     if any(row.id == made.id for row in schema.read_tablets(cursor)):
         return  # a commit whose answer was lost came through after we had asked: the locks had to wait for it
@@ -173,7 +177,6 @@ def _swap(ctx: Context, cursor: Cursor, mine: Sequence[Tablet]) -> None:
         _check_closed(ctx, cursor, tablet)
         _judge(ctx, cursor, tablet)
     check_extendable(cursor, ctx.roots, trusted=ctx.settings.trust_table_owners)
-    reshard.keep_everybody_out(cursor, ctx.roots, old)
     leaving = [place for tablet in mine for place in places(ctx.table, tablet)]
     for place in sorted(leaving, key=lambda place: -ctx.roots.index(place.root)):  # a referenced root's rows go last
         partition.detach_locked(cursor, place.root, place.partition)

@@ -14,7 +14,6 @@ from balancer.nodes.capture import SEQ
 from balancer.nodes.checksum import Compared, Digest, pages, summed
 from balancer.nodes.connection import Connection, Cursor, Statement, run_together
 from balancer.nodes.fence import has_trigger
-from balancer.nodes.locks import keep_all_out
 from balancer.nodes.names import Name
 from balancer.nodes.objects import log_name, snapshot_trigger
 from balancer.nodes.partition import Place
@@ -137,27 +136,6 @@ def digest_chunk(
         )
     rows = connection.execute(summed(family.compared, partition, where))
     return {bucket: (count, int(total)) for bucket, count, total in rows}
-
-
-def keep_writers_out(cursor: Cursor, roots: Sequence[Name], partitions: Sequence[Name], lock_timeout: float) -> None:
-    """Until the transaction ends. Roots before partitions: the other order deadlocks with writers through the root.
-
-    Before that it waits for clients that hold the tablets of these partitions and have perhaps locked nothing else so
-    far.
-    """
-    cursor.execute("SELECT set_config('lock_timeout', %s, true)", (f"{max(1, round(lock_timeout * 1000))}ms",))
-    keep_all_out(cursor, partitions)
-    _lock(cursor, [*roots, *partitions], "SHARE ROW EXCLUSIVE")
-
-
-def keep_everybody_out(cursor: Cursor, roots: Sequence[Name], partitions: Sequence[Name]) -> None:
-    """Readers too, after `keep_writers_out`."""
-    _lock(cursor, [*roots, *partitions], "ACCESS EXCLUSIVE")
-
-
-def _lock(cursor: Cursor, tables: Sequence[Name], mode: str) -> None:
-    lock = sql.SQL("LOCK TABLE ONLY {} IN " + mode + " MODE")
-    run_together(cursor, [lock.format(table.identifier) for table in tables])
 
 
 def remembered_statement(partitions: Sequence[Name]) -> Statement:

@@ -9,9 +9,9 @@ import pytest
 
 from balancer.embedded.postgres import PostgresServer
 from balancer.nodes.fence import Fence, mark_moved
+from balancer.nodes.locks import lock_everybody_out
 from balancer.nodes.names import Name
 from balancer.nodes.partition import detach, detach_locked
-from balancer.nodes.reshard import keep_everybody_out, keep_writers_out
 from balancer.nodes.schema import OwnedTablet, OwnState, write_tablets
 from tests.support.refusals import refused_with
 from tests.support.shards import Shards, databases, leaves, record, user_of
@@ -133,8 +133,7 @@ def test_a_swap_waits_for_everybody_and_is_not_in_the_way_of_those_it_waits_for(
 def _lock_for_a_swap(shards: Shards, lock_timeout: float) -> None:
     with shards.node("pg-a").transaction(), shards.node("pg-a").cursor() as cursor:
         roots = [Name("public", "orders"), Name("public", "items")]
-        keep_writers_out(cursor, roots, leaves(1), lock_timeout)
-        keep_everybody_out(cursor, roots, leaves(1))
+        lock_everybody_out(cursor, roots, leaves(1), (), lambda: lock_timeout)
 
 
 def _await_waiter(client: Client) -> None:
@@ -262,8 +261,7 @@ def _swap_out(shards: Shards) -> None:
     node = shards.node("pg-a")
     roots = [Name("public", "orders"), Name("public", "items")]
     with node.transaction(), node.cursor() as cursor:
-        keep_writers_out(cursor, roots, leaves(1), 2.0)
-        keep_everybody_out(cursor, roots, leaves(1))
+        lock_everybody_out(cursor, roots, leaves(1), (), lambda: 2.0)
         for root, leaf in zip(roots, leaves(1), strict=True):
             detach_locked(cursor, root, leaf)
         mark_moved(cursor, leaves(1), Fence("mtest", 1, "", 0, 1, "pg-a", 1), 2.0)
