@@ -13,7 +13,7 @@ from typing import Any, Final, TextIO
 
 import structlog
 
-from balancer.outside import LONGEST, cut, visible
+from balancer.untrusted import LONGEST, cut, visible
 
 _SECRET_NAMES = re.compile(r"password|passwd|token|secret|credential|authorization", re.IGNORECASE)
 LONGEST_LOGGED: Final = 16384

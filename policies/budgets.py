@@ -2,14 +2,28 @@
 
 `plan` asks in the order in which it would like to start things; every answer is None or the code of the budget that
 is in the way. Nothing is admitted beyond a budget, whatever its reason.
+
+Moves that others have asked for: the second half of an exchange, the rest of a chain, the parts of a split.
+
+Running migrations carry them along (`Action.then`), so that they survive a restart; they are started before anything
+that a new plan proposes, and credited to their targets from the moment they are promised: no plan undoes half of a
+step. The tick and the simulator call these.
+
+Balancing that has begun continues below the start threshold, to the stop threshold, and ends there.
+
+Moves off nodes that are over the start threshold earn bytes, which later pay for moves off nodes between the two
+thresholds. So the tail of a bundle's balancing is never longer than what it finishes, and where load only wanders,
+moves start at the start threshold as before. The tick and the simulator keep it from plan to plan.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
-from balancer.policies.bundle_view import Action, ActionKind, BundleView
-from balancer.policies.figures import bytes_text
+import numpy as np
+
 from balancer.policies.options import AUTO, MB, BundleOptions
-from balancer.policies.reasons import Left
+from balancer.policies.reasons import Left, Taken, bytes_text
+from balancer.policies.view import Action, ActionKind, BundleView, InFlight, PlanResult
 
 CARRIED = 400.0 * MB
 """Bytes per second that one process carries from node to node: two seconds of a core's time per gigabyte, measured."""
@@ -147,3 +161,71 @@ def bytes_per_second(view: BundleView, options: BundleOptions) -> float:
 
 def _migrations(count: int) -> str:
     return "1 migration" if count == 1 else f"{count} migrations"
+
+
+def affordable(owed: Iterable[Action], view: BundleView, options: BundleOptions) -> list[Action]:
+    """Those that the budgets and the window have room for, with their sizes."""
+    running = tuple(migration for migration in view.in_flight if not migration.waits)
+    admission, taken = Admission(replace(view, in_flight=running), options), []
+    owed = list(owed)
+    rows = rows_of(view, [action.tablets[0] for action in owed])
+    for action in owed:
+        row = rows.get(action.tablets[0])
+        sized = replace(action, size=0.0 if row is None else float(view.tablets.sizes[row]))
+        if admission.obstacle(sized) is None:
+            admission.admit(sized)
+            taken.append(sized)
+    return taken
+
+
+def credited(view: BundleView, started: Iterable[Action], waiting: Iterable[InFlight] = ()) -> BundleView:
+    """The view as if these were already in flight: the plan gives their room to nobody else."""
+    flights = tuple(InFlight(f"owed-{at}", one.tablets, one.source, one.target) for at, one in enumerate(started))
+    flights += tuple(waiting)
+    return replace(view, in_flight=(*view.in_flight, *flights)) if flights else view
+
+
+def waiting_flights(pairs: Iterable[tuple[int, str]], view: BundleView) -> list[InFlight]:
+    """Tablets and where they go later, as flights that wait; what is already on its node, or gone, is left out."""
+    pairs = list(pairs)
+    rows = rows_of(view, [tablet for tablet, _ in pairs])
+    found = []
+    for tablet, target in pairs:
+        source = view.nodes[int(view.tablets.node[rows[tablet]])].id if tablet in rows else ""
+        if source and source != target:
+            found.append(InFlight(f"promised-{tablet}", (tablet,), source, target, waits=True))
+    return found
+
+
+def rows_of(view: BundleView, tablets: Sequence[int]) -> dict[int, int]:
+    """The rows of these tablets, as far as they exist."""
+    if not tablets:
+        return {}
+    rows = np.flatnonzero(np.isin(view.tablets.ids, np.array(tablets, dtype=np.int64)))
+    return {int(view.tablets.ids[row]): int(row) for row in rows}
+
+
+FOR_BALANCE = (Taken.LOAD, Taken.SWAP, Taken.CHAIN)
+_TAIL = 0.25  # bytes that each byte moved off a node over the start threshold earns for the tail
+
+
+@dataclass(frozen=True, slots=True)
+class BalancingCredit:
+    """What is left to do of what has begun."""
+
+    bytes: float = 0.0  # that moves off nodes between the thresholds may still copy
+    nodes: frozenset[str] = frozenset()  # over the start threshold at the last plan
+
+    def after(self, plan: PlanResult, started: Iterable[Action]) -> "BalancingCredit":
+        """How it stands after a plan of which these actions were started."""
+        if not plan.unfinished:
+            return NOTHING_BEGUN
+        moves = [action for action in started if action.code in FOR_BALANCE]
+        main = sum(action.size for action in moves if action.source in plan.overloaded)
+        rest = sum(action.size for action in moves) - main
+        # A node that was not over the threshold before is a new story, of changing load: nothing is earned for it.
+        earned = self.bytes if plan.overloaded <= self.nodes else 0.0
+        return BalancingCredit(max(0.0, earned + _TAIL * main - rest), plan.overloaded)
+
+
+NOTHING_BEGUN = BalancingCredit()

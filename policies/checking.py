@@ -1,10 +1,9 @@
-"""What the consistency checker does next, and what its looks mean. Pure: `balancer.checks` does the looking.
+"""What the consistency checker does next, and what its looks mean. Pure: `balancer.features.checker` does the looking.
 
 A *round* goes over everything once: kind after kind, and within a kind subject after subject (tablets by their ids,
 which only grow, so that what is split or merged meanwhile is met again under its new ids). Where a round stands is a
-small value, `CheckRound`: a new leader that has it continues there. A `Look` at one unit of work yields anomalies,
-which stay in the `CheckBook` until a later round no longer finds them.
-"""
+small value, `CheckRound`: a new leader that has it continues there. A `CheckResult` at one unit of work yields
+anomalies, which stay in the `CheckRounds` until a later round no longer finds them."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,7 +44,7 @@ _OF_NODES = (CheckKind.MAP, CheckKind.STRAYS)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class CheckResult:
     """What one unit of work found."""
 
     anomalies: tuple[Anomaly, ...] = ()
@@ -129,7 +128,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckBook:
+class CheckRounds:
     """Everything that outlives a leader."""
 
     round: CheckRound | None = None
@@ -148,20 +147,20 @@ class CheckBook:
         return self.round if self.round is not None and self.round.kind is not None else None
 
 
-def due_at(book: CheckBook, options: CheckOptions) -> float:
+def due_at(book: CheckRounds, options: CheckOptions) -> float:
     """When there is something to do: now, for a round that is not over; otherwise when the next one should begin."""
     if book.round is None or book.running is not None:
         return 0.0
     return book.round.began + options.every
 
 
-def overdue(book: CheckBook, options: CheckOptions, now: float) -> float:
+def overdue(book: CheckRounds, options: CheckOptions, now: float) -> float:
     """Seconds by which a whole round is late: a round may take as long as the time between two."""
     last = book.past[-1].began if book.past else (book.round.began if book.round else now)
     return max(0.0, now - last - 2 * options.every)
 
 
-def begin_round(book: CheckBook, kinds: Sequence[CheckKind], now: float) -> CheckBook:
+def begin_round(book: CheckRounds, kinds: Sequence[CheckKind], now: float) -> CheckRounds:
     """The next round, at its first kind."""
     number = book.round.number + 1 if book.round else 1
     return replace(book, round=CheckRound(number, now, _first(kinds)), more=0)
@@ -181,15 +180,15 @@ def next_unit(round_: CheckRound, subjects: Sequence[int]) -> CheckUnit | None:
     return CheckUnit(kind, int(subjects[following])) if following < len(subjects) else None
 
 
-def confirmed(first: Look, second: Look) -> Look:
+def confirmed(first: CheckResult, second: CheckResult) -> CheckResult:
     """What two looks in a row have both found: what passes does not count. The second look's account is used."""
     known = {anomaly.key for anomaly in first.anomalies}
     return replace(second, anomalies=tuple(one for one in second.anomalies if one.key in known))
 
 
 def after_look(
-    book: CheckBook, unit: CheckUnit, look: Look, now: float, seconds: float
-) -> tuple[CheckBook, tuple[Anomaly, ...]]:
+    book: CheckRounds, unit: CheckUnit, look: CheckResult, now: float, seconds: float
+) -> tuple[CheckRounds, tuple[Anomaly, ...]]:
     """The book after a look, and the anomalies that were not in it before."""
     round_ = book.round
     assert round_ is not None, "a look belongs to a round"
@@ -229,7 +228,7 @@ def after_look(
     return replace(book, round=moved, standing=standing, more=more, sums=sums), tuple(appeared)
 
 
-def end_kind(book: CheckBook, kinds: Sequence[CheckKind], now: float) -> tuple[CheckBook, tuple[Anomaly, ...]]:
+def end_kind(book: CheckRounds, kinds: Sequence[CheckKind], now: float) -> tuple[CheckRounds, tuple[Anomaly, ...]]:
     """All of a kind was checked: the book at the next kind, and the anomalies that are gone.
 
     Anomalies where nothing could be said stay.
@@ -248,7 +247,7 @@ def end_kind(book: CheckBook, kinds: Sequence[CheckKind], now: float) -> tuple[C
     return (_end_round(book, now) if following is None else book), gone
 
 
-def of_kinds(book: CheckBook, kinds: Iterable[CheckKind]) -> tuple[CheckBook, tuple[Anomaly, ...]]:
+def of_kinds(book: CheckRounds, kinds: Iterable[CheckKind]) -> tuple[CheckRounds, tuple[Anomaly, ...]]:
     """Without what is no longer checked: nobody would ever find it gone."""
     wanted = set(kinds)
     gone = tuple(s.anomaly for s in book.standing.values() if s.anomaly.kind not in wanted)
@@ -260,7 +259,7 @@ def rest_after(seconds: float, share: float) -> float:
     return seconds * (1.0 - share) / share
 
 
-def counts(book: CheckBook) -> dict[str, int]:
+def counts(book: CheckRounds) -> dict[str, int]:
     """Current anomalies, by kind."""
     found = {str(kind): 0 for kind in CheckKind}
     for standing in book.standing.values():
@@ -268,7 +267,7 @@ def counts(book: CheckBook) -> dict[str, int]:
     return found
 
 
-def _end_round(book: CheckBook, now: float) -> CheckBook:
+def _end_round(book: CheckRounds, now: float) -> CheckRounds:
     done = book.round
     assert done is not None
     past = PastRound(

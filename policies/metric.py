@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from balancer.policies.bundle_view import Floats, Ints, TabletColumns
+from balancer.policies.view import Floats, Ints, TabletColumns
 
 WINDOWS = ("10m", "1h")
 """Ten minutes are the window of a rate that names none."""

@@ -3,11 +3,10 @@
 if __name__ != "balancer.schedules":
     raise ImportError("this folder is the package balancer.schedules: a module under two names would be two modules")
 
-from balancer.schedules.daytable import DayTable, FormulaFailures, day_table
+from balancer.schedules.day_table import DayTable, FormulaFailures, day_table
 from balancer.schedules.formula import Formula
-from balancer.schedules.formula_errors import FormulaEvaluationError, FormulaSyntaxError
-from balancer.schedules.levels import ALWAYS, Applicable, Level, applicable
-from balancer.schedules.schedule import LOOK_BACK, Schedule, Window
+from balancer.schedules.language import FormulaEvaluationError, FormulaSyntaxError
+from balancer.schedules.schedule import ALWAYS, LOOK_BACK, Applicable, Level, Schedule, Window, applicable
 
 __all__ = [
     "ALWAYS",

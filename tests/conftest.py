@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.embedded.zookeeper import ZooKeeperServer
 from tests.support.mutants import mutate_from_environment
 from tests.support.servers import Database, fast_place, kept, new_database, new_folder, postgres
 from tests.support.turns import not_their_turn, other_versions

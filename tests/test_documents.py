@@ -83,11 +83,11 @@ def test_every_code_has_its_line() -> None:
 def findings() -> list[list[str]]:
     """The words of everything that doctor may find: of each the parts that are written in the source."""
     said: list[ast.expr] = []
-    for module, call in (("migration/doctor.py", "Finding"), ("migration/copy_findings.py", "CopyFinding")):
+    for module, call in (("features/repair/doctor.py", "Finding"), ("features/reference/findings.py", "CopyFinding")):
         tree = ast.walk(ast.parse((TREE / "balancer" / module).read_text()))
         calls = [node for node in tree if isinstance(node, ast.Call) and getattr(node.func, "id", "") == call]
         said += [node.args[1] for node in calls if len(node.args) > 1]
-    tree = ast.walk(ast.parse((TREE / "balancer" / "nodes" / "root_findings.py").read_text()))
+    tree = ast.walk(ast.parse((TREE / "balancer" / "nodes" / "catalog" / "findings.py").read_text()))
     for value in (node.value for node in tree if isinstance(node, ast.Yield) and node.value is not None):
         said.append(value.elts[1] if isinstance(value, ast.Tuple) else value)
     texts = [[str(part.value) for part in ast.walk(one) if isinstance(part, ast.Constant)] for one in said]

@@ -10,7 +10,7 @@ from random import SystemRandom
 
 import pytest
 
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.embedded.zookeeper import ZooKeeperServer
 from tests.support.fuzz_targets import every_target
 from tests.support.fuzzing import FuzzTarget, explore
 

@@ -10,18 +10,18 @@ import psycopg
 import pytest
 
 from balancer.api.problems import problem
-from balancer.client.locate import parse_key
-from balancer.directory.codec import from_document, unpack
+from balancer.directory.locate import parse_key
 from balancer.directory.model import KeyColumn, Layout, RecordKind, Table
-from balancer.directory.page_codec import unpack_page
+from balancer.directory.store.codec import from_document, unpack
+from balancer.directory.store.page_codec import unpack_page
 from balancer.errors import BalancerError
 from balancer.logs import mask
-from balancer.nodes.connection import translate
-from balancer.outside import one_line, quoted
-from balancer.policies.keys import KeyType
-from balancer.settings.derive import check_formula
+from balancer.nodes.session.connection import translate
+from balancer.policies.keyspace.keys import KeyType
 from balancer.settings.files import check_directory, check_root, check_zone
+from balancer.settings.from_options import check_formula
 from balancer.settings.units import Dsn, parse_duration, parse_size
+from balancer.untrusted import one_line, quoted
 
 pytestmark = pytest.mark.quick
 

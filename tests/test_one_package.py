@@ -136,7 +136,7 @@ def test_an_application_with_packages_of_the_same_names_can_use_the_client_alone
         "early = {'kazoo', 'sqlite3', 'balancer.client.async_router', 'balancer.policies.options'} & set(sys.modules)",
         "assert not early, early",
         "from balancer.client import AsyncRouter",
-        "import balancer, balancer.client.testing, balancer.directory.zookeeper",
+        "import balancer, balancer.client.testing, balancer.directory.zookeeper.backend",
         "assert policies.MINE and schedules.MINE",
         f"assert balancer.__file__.startswith({str(installed)!r}), balancer.__file__",
         "heavy = {'numpy', 'fastapi', 'pydantic', 'structlog', 'sqlalchemy', 'django', 'typer', 'sqlparse'}",
@@ -189,11 +189,11 @@ def test_no_module_can_be_loaded_under_two_names(name: str) -> None:
 @pytest.mark.quick
 def test_a_plain_checkout_works(tmp_path: Path) -> None:
     said = subprocess.run(
-        [sys.executable, "-c", "import balancer.policies.plan as plan; print(plan.__name__)"],
+        [sys.executable, "-c", "import balancer.policies.plan.plan as plan; print(plan.__name__)"],
         cwd=TREE,
         env={"PYTHONPATH": str(TREE)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert said.stdout.strip() == "balancer.policies.plan"
+    assert said.stdout.strip() == "balancer.policies.plan.plan"

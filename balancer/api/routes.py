@@ -2,29 +2,40 @@
 
 Endpoints are plain functions, which run in the server's threads; only those that wait for a change are coroutines.
 Their names are the operations' ids in the OpenAPI document: a client that was made from it calls them by these.
+
+Endpoints of `/v1` that pictures and questions are made from, and what a command would do. Nothing changes.
+
+Documents as responses.
+
+Key samples from coordinators in other languages, left as notes for the tick that splits hot ranges.
+
+The note is that of the client library (`directory.notes`). Its name is `<reporter>.<table id>`: a newer report of
+the same reporter replaces its last one, so notes stay bounded.
 """
 
 from hashlib import blake2b
 from json import dumps
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
+from pydantic import AwareDatetime, BaseModel
 
 from balancer.api import record_shapes, shapes
 from balancer.api.access import Access
-from balancer.api.answering import answer
-from balancer.api.command_routes import Commands
-from balancer.api.directory_feed import add_feed
-from balancer.api.long_poll import MAX_WAIT, VersionWatch
-from balancer.api.note_cache import Notes
-from balancer.api.page_routes import COMMANDS, CommandBodyOf, add_pictures, add_questions, add_trials
+from balancer.api.command_routes import EXAMPLES, CommandRequest, Commands
+from balancer.api.directory_feed import MAX_WAIT, VersionWatch, add_feed
 from balancer.api.problems import RESPONSES
-from balancer.api.sample_notes import publish
-from balancer.api.source import Source
-from balancer.api.views import bundles, heat, history, migrations, overview, plans, route, tablets
-from balancer.api.views.check_results import check_list
-from balancer.api.views.schedule import schedule_list
+from balancer.api.shapes import SampleRequest
+from balancer.api.source import LogCache, Notes, Source
+from balancer.api.views import bundles, migrations, pictures, plans, tablets
+from balancer.api.views.past import past_cluster
+from balancer.api.views.pictures import cluster, series
+from balancer.api.views.plans import check_list, schedule_list
+from balancer.directory.contract import Directory
+from balancer.directory.locate import position_of
 from balancer.directory.model import TabletState
+from balancer.directory.notes import SAMPLES, entry, sample_note
+from balancer.directory.snapshot import Snapshot
 
 CLUSTER, RECORDS, ROUTING = "cluster", "records", "routing"
 
@@ -52,7 +63,7 @@ def add_cluster(router: APIRouter, source: Source, notes: Notes) -> None:
         tag = _overview_tag(source, notes)
         if if_none_match == tag:
             return Response(status_code=304, headers={"ETag": tag})
-        return answer(overview.overview(source, notes), ETag=tag, Cache_Control="no-cache")
+        return answer(plans.overview(source, notes), ETag=tag, Cache_Control="no-cache")
 
     @router.get("/nodes", response_model=shapes.NodeList, tags=[CLUSTER])
     def get_nodes(bundle: Bundle = None, limit: Limit = 100, cursor: Cursor = "") -> Response:
@@ -111,7 +122,7 @@ def add_tablets(router: APIRouter, source: Source) -> None:
         day: Annotated[bool, Query(description="the last day instead of the last hour")] = False,
     ) -> Response:
         """The key space of a table over the last hour or day, aggregated to at most 512 columns."""
-        return answer(heat.heat(source, bundle, table, dimension, rows, day=day))
+        return answer(pictures.heat(source, bundle, table, dimension, rows, day=day))
 
 
 def add_records(router: APIRouter, source: Source, notes: Notes) -> None:
@@ -158,8 +169,8 @@ def add_records(router: APIRouter, source: Source, notes: Notes) -> None:
         cursor: Cursor = "",
     ) -> Response:
         """Who changed what, when and why, newest first."""
-        wanted = history.HistoryQuery(bundle, node, tablet, steps)
-        return answer(history.page(source.directory(), source.follower().snapshot, wanted, limit, cursor))
+        wanted = migrations.HistoryQuery(bundle, node, tablet, steps)
+        return answer(migrations.history_page(source.directory(), source.follower().snapshot, wanted, limit, cursor))
 
 
 def add_commands(router: APIRouter, commands: Commands) -> None:
@@ -202,7 +213,7 @@ def add_routing(router: APIRouter, source: Source, watch: VersionWatch) -> None:
         wait: Wait = 0.0,
     ) -> Response:
         """The node that owns a key. The ETag is the directory's version; with `wait` it answers when that changes."""
-        known = route.version_of(if_none_match)
+        known = tablets.version_of(if_none_match)
         snapshot = source.follower().snapshot
         if known is not None and wait > 0:
             snapshot = await watch.newer_in_turn(known, wait)
@@ -210,7 +221,7 @@ def add_routing(router: APIRouter, source: Source, watch: VersionWatch) -> None:
         if known == snapshot.version:
             return Response(status_code=304, headers={"ETag": tag})
         return answer(
-            route.route(snapshot, table, key or (), request.scope["knows_token"]), ETag=tag, Cache_Control="no-cache"
+            tablets.route(snapshot, table, key or (), request.scope["knows_token"]), ETag=tag, Cache_Control="no-cache"
         )
 
     @router.post("/samples", response_model=shapes.SampleAnswer, status_code=202, tags=[ROUTING])
@@ -255,3 +266,86 @@ def _overview_tag(source: Source, notes: Notes) -> str:
         dumps(notes.checks(), sort_keys=True, default=str),
     ]
     return f'"{blake2b(repr(parts).encode(), digest_size=12).hexdigest()}"'
+
+
+PICTURES, QUESTIONS, COMMANDS = "pictures", "questions", "commands"
+CommandBodyOf = Annotated[
+    CommandRequest, Body(openapi_examples={name: {"value": dict(one)} for name, one in EXAMPLES.items()})
+]
+TabletId = Annotated[int, Path(ge=1, le=2**63 - 1)]
+
+
+def add_pictures(router: APIRouter, source: Source) -> None:
+    """What is drawn."""
+    log = LogCache(source)
+
+    @router.get("/cluster", response_model=record_shapes.ClusterShape, tags=[PICTURES])
+    def get_cluster(
+        bundle: str,
+        at: Annotated[AwareDatetime | None, Query(description="a moment of the last day")] = None,
+    ) -> Response:
+        """A bundle as a picture: nodes as rows, tablets as blocks. With `at` as it was, as far as that is kept."""
+        state = bundles.chosen(source, bundle)[0]
+        return answer(cluster(state) if at is None else past_cluster(source, log, state.bundle, at.timestamp()))
+
+    @router.get("/series", response_model=record_shapes.SeriesShape, tags=[PICTURES])
+    def get_series(
+        bundle: str, day: Annotated[bool, Query(description="the last day instead of the last hour")] = False
+    ) -> Response:
+        """A bundle over time: words, scores, loads of its nodes, migrations."""
+        return answer(series(source, log, bundles.chosen(source, bundle)[0].bundle, day=day))
+
+
+def add_questions(router: APIRouter, source: Source) -> None:
+    """What is asked."""
+
+    @router.get("/explain/tablets/{tablet}", response_model=record_shapes.ExplanationShape, tags=[QUESTIONS])
+    def explain_tablet(tablet: TabletId) -> Response:
+        """Why a tablet is where it is, since when, and what the plan does with it."""
+        return answer(plans.about_tablet(source, tablet))
+
+    @router.get("/explain/nodes/{node:path}", response_model=record_shapes.ExplanationShape, tags=[QUESTIONS])
+    def explain_node(node: str) -> Response:
+        """How full a node is, and what the plan takes from it and gives to it."""
+        return answer(plans.about_node(source, node))
+
+    @router.get("/why-not/{tablet}", response_model=record_shapes.WhyNotShape, tags=[QUESTIONS])
+    def get_why_not(tablet: TabletId, node: str) -> Response:
+        """Why a tablet does not go to a node, and the smallest change that would make it so."""
+        return answer(plans.why_not(source, tablet, node))
+
+
+def add_trials(router: APIRouter, commands: Commands, access: Access) -> None:
+    """What would be done, and by whom."""
+
+    @router.get("/access", response_model=record_shapes.AccessShape, tags=[COMMANDS])
+    def get_access(request: Request) -> Any:
+        """What the bearer of this request may do."""
+        denial = access.change_denial(request.scope["scheme"], request.headers.get("authorization", ""))
+        return record_shapes.AccessShape(
+            may_change=denial is None,
+            why_not=denial.reason if denial else "",
+            sign_in=denial is not None and denial.status == 401,
+        )
+
+    @router.post("/commands/dry-run", response_model=record_shapes.DryRunShape, tags=[COMMANDS])
+    def post_dry_run(request: Request, command: CommandBodyOf) -> Response:
+        """What a command would do, by the code that the leader asks. 409: it would be refused, and why."""
+        return answer(commands.try_out(command, request.client.host if request.client else "unknown"))
+
+
+def answer(document: BaseModel, status: int = 200, **headers: str) -> Response:
+    """A document as it is: views make valid ones, so nothing is validated a second time."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Response(document.model_dump_json(), status, named, "application/json")
+
+
+def publish(directory: Directory, snapshot: Snapshot, request: SampleRequest, at: float) -> int:
+    """Leaves the samples for the leader; returns how many."""
+    table = snapshot.table(request.table)
+    samples = [
+        entry(position_of(table, list(map(str, sample.key))), sample.weight, sample.write) for sample in request.samples
+    ]
+    note = sample_note(at, request.seconds, {str(table.id): samples})
+    directory.publish(SAMPLES, f"{request.reporter}.{table.id}", note)
+    return len(samples)

@@ -11,25 +11,25 @@ from typing import Annotated, Any
 
 import typer
 
-from balancer.cli.hand_over_bundles import hand_over
-from balancer.cli.output import Output, OutputOption, fail, say, show_json, show_rows
-from balancer.cli.places import ConfigOption, DirectoryOption, directory_of, operator
-from balancer.directory.codec import change_document, read_json
-from balancer.directory.configured import open_configured
+from balancer.directory.configured import open_configured, records_of
 from balancer.directory.contract import Directory
-from balancer.directory.document import export_document, import_document
-from balancer.directory.id_space import carried_over
+from balancer.directory.history import export_document, import_document, is_step, nodes_of, tablets_of, told
 from balancer.directory.identity import with_identity
 from balancer.directory.invariants import violations
 from balancer.directory.model import LogEntry, NodeState
-from balancer.directory.telling import is_step, nodes_of, tablets_of, told
+from balancer.directory.snapshot import carried_over
+from balancer.directory.store.codec import change_document, read_json
 from balancer.errors import Refused, UserError
+from balancer.features.handover.command import hand_over
+from balancer.features.repair.recover import lead_above, plan_recovery, recover, shut_out, tell_former_owners
 from balancer.logs import mask
-from balancer.nodes.connection import connect
-from balancer.outside import one_line, read_text_file, visible_json
-from balancer.polling.addresses import address_in, addresses_of, cluster_name, records_of
+from balancer.naming import cluster_name
+from balancer.nodes.session.addresses import address_in, addresses_of
+from balancer.nodes.session.connection import connect
 from balancer.settings import load_settings
-from balancer.tables.recover import lead_above, plan_recovery, recover, shut_out, tell_former_owners
+from balancer.terminal.options import ConfigOption, DirectoryOption, directory_of, operator
+from balancer.terminal.output import Output, OutputOption, fail, say, show_json, show_rows
+from balancer.untrusted import one_line, read_text_file, visible_json
 
 app = typer.Typer(help="The directory as a whole: export, import, recover, check, secure.", no_args_is_help=True)
 

@@ -5,21 +5,21 @@ from typing import Annotated, Any
 
 import typer
 
-from balancer.cli.operate import ReasonOption, give
-from balancer.cli.output import Output, OutputOption, say, show_json, show_rows
-from balancer.cli.places import ConfigOption, open_configured
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
 from balancer.directory.model import MigrationKind
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, UserError
-from balancer.policies.bundle_view import BundleView
-from balancer.policies.expiring import ExpiredTablet, expired_tablets, next_expiry
 from balancer.policies.options import BundleOptions
+from balancer.policies.resize.time_ranges import ExpiredTablet, expired_tablets, next_expiry
+from balancer.policies.view import BundleView
 from balancer.polling.poller import ClusterPoll
 from balancer.polling.rates import first_rates
 from balancer.polling.view import Remembered, build_view
 from balancer.settings import load_settings
+from balancer.terminal.operate import ReasonOption, give
+from balancer.terminal.options import ConfigOption, open_configured
+from balancer.terminal.output import Output, OutputOption, say, show_json, show_rows
 
 HoldOption = Annotated[bool, typer.Option("--hold", help="let nothing expire until --release")]
 ReleaseOption = Annotated[bool, typer.Option("--release", help="end the hold")]

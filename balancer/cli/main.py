@@ -21,9 +21,9 @@ import typer
 from typer.core import TyperGroup
 
 from balancer import __version__
-from balancer.cli.output import fail, patience, say, show_error
 from balancer.errors import BalancerError, Damaged, Refused, Unavailable, UserError
-from balancer.outside import short_words, shortened
+from balancer.terminal.output import fail, patience, say, show_error
+from balancer.untrusted import short_words, shortened
 
 PANELS: Final[Mapping[str, Mapping[str, str]]] = {
     "Look": {
@@ -32,49 +32,49 @@ PANELS: Final[Mapping[str, Mapping[str, str]]] = {
         "hot": "balancer.cli.status:hot",
         "moves": "balancer.cli.moves:moves",
         "plan": "balancer.cli.plan:plan",
-        "explain": "balancer.cli.explain:app",
-        "why-not": "balancer.cli.explain:why_not",
+        "explain": "balancer.cli.plan:app",
+        "why-not": "balancer.cli.plan:why_not",
         "history": "balancer.cli.directory:history",
-        "route": "balancer.cli.route:route",
+        "route": "balancer.cli.tablets:route",
     },
     "Steer": {
-        "apply": "balancer.cli.operate:apply",
-        "run-now": "balancer.cli.run_now:run_now",
-        "pause": "balancer.cli.operate:pause",
-        "resume": "balancer.cli.operate:resume",
+        "apply": "balancer.terminal.operate:apply",
+        "run-now": "balancer.cli.plan:run_now",
+        "pause": "balancer.terminal.operate:pause",
+        "resume": "balancer.terminal.operate:resume",
         "move": "balancer.cli.migrate:move",
         "split": "balancer.cli.migrate:split",
         "merge": "balancer.cli.migrate:merge",
-        "cancel": "balancer.cli.operate:cancel",
-        "drain": "balancer.cli.drain:drain",
-        "undrain": "balancer.cli.operate:undrain",
-        "close": "balancer.cli.operate:close",
-        "pin": "balancer.cli.operate:pin",
-        "unpin": "balancer.cli.operate:unpin",
-        "release": "balancer.cli.operate:release",
+        "cancel": "balancer.terminal.operate:cancel",
+        "drain": "balancer.cli.migrate:drain",
+        "undrain": "balancer.terminal.operate:undrain",
+        "close": "balancer.terminal.operate:close",
+        "pin": "balancer.terminal.operate:pin",
+        "unpin": "balancer.terminal.operate:unpin",
+        "release": "balancer.terminal.operate:release",
         "expire": "balancer.cli.expire:expire",
     },
     "Set up": {
         "run": "balancer.cli.run:run",
         "demo": "balancer.cli.demo.command:demo",
-        "init": "balancer.cli.init:init",
-        "config": "balancer.cli.config:app",
+        "init": "balancer.features.propose:init",
+        "config": "balancer.terminal.options:app",
         "schedule": "balancer.cli.schedule:app",
         "table": "balancer.cli.table:app",
-        "ddl": "balancer.cli.ddl:app",
+        "ddl": "balancer.features.ddl.command:app",
         "node": "balancer.cli.node:app",
         "directory": "balancer.cli.directory:app",
-        "pgbouncer": "balancer.cli.route:app",
-        "forward": "balancer.cli.forward:forward",
+        "pgbouncer": "balancer.features.pgbouncer.command:app",
+        "forward": "balancer.features.forwarding.command:forward",
     },
     "Diagnose": {
-        "doctor": "balancer.cli.doctor:doctor",
-        "verify": "balancer.cli.verify:verify",
+        "doctor": "balancer.features.repair.command:doctor",
+        "verify": "balancer.features.checker.command:verify",
         "transactions": "balancer.cli.transactions:app",
-        "messages": "balancer.cli.messages:app",
-        "tablet": "balancer.cli.lost:app",
-        "simulate": "balancer.cli.simulate:simulate_file",
-        "record": "balancer.cli.record_polls:record",
+        "messages": "balancer.features.messages.command:app",
+        "tablet": "balancer.features.repair.command:app",
+        "simulate": "balancer.features.replay.command:simulate_file",
+        "record": "balancer.features.replay.command:record",
         "compare-placements": "balancer.cli.placements:compare_placements",
     },
 }

@@ -1,6 +1,8 @@
 """`balancer move | split | merge`: an operator's requests for migrations, given to the leader through the directory.
 
-A dry run calls the same code as the leader (`dry_runs`), without telling the leader.
+A dry run calls the same code as the leader (`planner/commands`), without telling the leader.
+
+`balancer drain`: empties a node, and waits until it may be taken away if that is wanted.
 """
 
 import csv
@@ -12,25 +14,21 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from balancer.api.keytext import encoded_prefix
-from balancer.cli.moves import (
-    FINISHED,
-    REFRESH,
-    finished_row,
-    migration_document,
-    running_row,
-)
-from balancer.cli.operate import ReasonOption, give, seconds
-from balancer.cli.output import Output, OutputOption, Row, console, say, show_json, show_rows, tell
-from balancer.cli.places import ConfigOption, DirectoryOption, directory_of, operator
+from balancer.cli.moves import FINISHED, REFRESH, finished_row, migration_document, running_row
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
+from balancer.directory.locate import encoded_prefix
+from balancer.directory.model import NodeState
 from balancer.directory.snapshot import Snapshot
-from balancer.errors import BalancerError, Unavailable, UserError
+from balancer.errors import BalancerError, Refused, Unavailable, UserError
 from balancer.migration.progress import TOPIC
-from balancer.planner.dry_runs import would_do
+from balancer.planner.commands import would_do
+from balancer.planner.verbs import tablets_on
 from balancer.settings import WantedMode
 from balancer.settings.units import format_duration
+from balancer.terminal.operate import ReasonOption, give, seconds
+from balancer.terminal.options import ConfigOption, DirectoryOption, directory_of, operator
+from balancer.terminal.output import Output, OutputOption, Row, console, say, show_json, show_rows, tell
 
 WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="wait until it ends, showing progress")]
 TimeoutOption = Annotated[
@@ -49,7 +47,7 @@ class Failed(BalancerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class CommandOptions:
     """How to give a request."""
 
     wait: bool
@@ -74,7 +72,7 @@ def move(
 ) -> None:
     """Moves a tablet to another node."""
     arguments = {"tablet": tablet, "node": node, "reason": reason, **_mode(mode)}
-    _give("move", arguments, Manner(wait, seconds(timeout), dry_run, directory, config, output))
+    _give("move", arguments, CommandOptions(wait, seconds(timeout), dry_run, directory, config, output))
 
 
 def split(
@@ -96,7 +94,7 @@ def split(
         with directory_of(directory, config) as opened:
             snapshot = opened.snapshot()
         arguments["keys"] = [encoded_key(snapshot, tablet, text).hex() for text in at]
-    _give("split", arguments, Manner(wait, seconds(timeout), dry_run, directory, config, output))
+    _give("split", arguments, CommandOptions(wait, seconds(timeout), dry_run, directory, config, output))
 
 
 def merge(
@@ -112,7 +110,7 @@ def merge(
 ) -> None:
     """Merges neighbouring ranges, or the two halves of a vbucket. They must be on one node."""
     arguments = {"tablets": tablets, "reason": reason, **_mode(mode)}
-    _give("merge", arguments, Manner(wait, seconds(timeout), dry_run, directory, config, output))
+    _give("merge", arguments, CommandOptions(wait, seconds(timeout), dry_run, directory, config, output))
 
 
 def _mode(mode: WantedMode | None) -> dict[str, str]:
@@ -133,7 +131,7 @@ def check_dry(directory: Directory, verb: str, arguments: dict[str, Any]) -> str
     return would_do(directory.snapshot(), verb, arguments, author=operator(), now=SystemClock().now())
 
 
-def _give(verb: str, arguments: dict[str, Any], manner: Manner) -> None:
+def _give(verb: str, arguments: dict[str, Any], manner: CommandOptions) -> None:
     with directory_of(manner.directory, manner.config) as directory:
         if manner.dry_run:
             _answer({"dry_run": True, "result": check_dry(directory, verb, arguments)}, manner.output)
@@ -159,7 +157,7 @@ def _answer(document: dict[str, Any], output: Output) -> None:
         say(("would be done: " if "dry_run" in document else "") + document["result"])
 
 
-def _followed(directory: Directory, migration: str, manner: Manner) -> dict[str, Any]:
+def _followed(directory: Directory, migration: str, manner: CommandOptions) -> dict[str, Any]:
     """Waits for the end; on a terminal with a moving line, otherwise with a line for each phase."""
     output = manner.output
     try:
@@ -205,3 +203,60 @@ def _until_finished(
 def _line(row: Row) -> str:
     words = (row[name] for name in ("id", "phase", "for", "done", "rate", "left", "waits_for"))
     return "  ".join(str(word) for word in words if word)
+
+
+def drain(
+    node: str,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="wait until it is empty, showing progress")] = False,
+    timeout: TimeoutOption = None,
+    dry_run: DryRunOption = False,
+    reason: ReasonOption = "",
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Empties a node: its tablets move away, within the schedule and the budgets."""
+    arguments = {"node": node, "reason": reason}
+    longest = seconds(timeout)
+    with directory_of(directory, config) as opened:
+        if dry_run:
+            document = {"dry_run": True, "result": check_dry(opened, "drain", arguments)}
+        else:
+            answered = give(opened, "drain", arguments)
+            document = {"command": answered.id, "state": answered.state, "result": answered.result}
+            if wait:
+                if output is Output.TEXT:
+                    say(answered.result)
+                until_empty(opened, node, longest, quiet=output is Output.JSON)
+                document["result"] = f"node {node} is empty: it may be removed"
+    if output is Output.JSON:
+        show_json(document)
+    else:
+        say(("would be done: " if dry_run else "") + str(document["result"]))
+
+
+def until_empty(directory: Directory, node: str, timeout: float | None, *, quiet: bool) -> None:
+    """Waits until no tablet and no migration needs the node."""
+    clock = SystemClock()
+    began, said, whole = clock.monotonic(), -1, tablets_on(directory.snapshot(), node)
+    while left := _left(directory.snapshot(), node):
+        if left != said and not quiet:
+            tell(f"node {node}: {max(0, whole - left)} of {whole} tablets have left, {left} to go")
+            said = left
+        if timeout is not None and clock.monotonic() - began > timeout:
+            raise Unavailable(
+                f"{left} tablets or migrations are still on node {node} after {format_duration(timeout)}; it is"
+                f" still being drained: `balancer status` shows it, `balancer undrain {node}` ends it"
+            )
+        clock.sleep(REFRESH)
+
+
+def _left(snapshot: Snapshot, node: str) -> int:
+    found = snapshot.nodes.get(node)
+    if found is not None and found.state is not NodeState.DRAINING:
+        raise Refused(f"node {node} is {found.state} and not draining any more: somebody ended that")
+    running = sum(
+        not record.finished and node in (record.source_node, record.target_node)
+        for record in snapshot.migrations.values()
+    )
+    return tablets_on(snapshot, node) or running

@@ -7,15 +7,15 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from balancer.cli.output import Output, OutputOption, Row, console, show_json, show_rows, tell
-from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
-from balancer.cli.refresh import WatchOption, shown
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
 from balancer.directory.model import Migration, MigrationMode, Table
+from balancer.migration.journal import read_detail
 from balancer.migration.progress import TOPIC
-from balancer.migration.record import read_detail
 from balancer.settings.units import format_duration, format_size
+from balancer.terminal.live import WatchOption, shown
+from balancer.terminal.options import ConfigOption, DirectoryOption, directory_of
+from balancer.terminal.output import Output, OutputOption, Row, console, show_json, show_rows, tell
 
 RUNNING = ("id", "what", "table", "tablets", "from", "to", "phase", "for", "done", "rate", "left", "waits_for")
 FINISHED = ("id", "what", "table", "tablets", "from", "to", "ended", "size", "took", "write_pause", "retries", "error")

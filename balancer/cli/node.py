@@ -4,23 +4,22 @@ from typing import Annotated, Any
 
 import typer
 
-from balancer.cli.lost import AcceptOption, DryRunOption, Loss, give_loss, lost_of_lost_node, lost_of_rewound_node
-from balancer.cli.output import Output, OutputOption, say, show_rows
-from balancer.cli.places import ConfigOption, open_configured
 from balancer.clock import SystemClock
 from balancer.directory.snapshot import NotFound, Snapshot
 from balancer.errors import Refused, Unavailable
-from balancer.nodes.catalog import EVERYWHERE
-from balancer.nodes.connection import Target, connect, translated
-from balancer.nodes.grants import grant_script
-from balancer.nodes.names import Name, parse_name
-from balancer.nodes.preflight import Needs, Severity, Shortfall, TableNeeds, preflight
-from balancer.nodes.root_facts import Facts, facts_on
-from balancer.nodes.root_findings import compare_roots
-from balancer.polling.addresses import address_of, addresses_of, cluster_name
+from balancer.features.repair.command import DryRunOption, Loss, give_loss, lost_of_lost_node, lost_of_rewound_node
+from balancer.naming import Name, cluster_name, parse_name
+from balancer.nodes.catalog.findings import compare_roots
+from balancer.nodes.catalog.preflight import Needs, Severity, Shortfall, TableNeeds, grant_script, preflight
+from balancer.nodes.catalog.roots import EVERYWHERE, Facts, facts_on
+from balancer.nodes.session.addresses import address_of, addresses_of
+from balancer.nodes.session.connection import Target, connect, translated
 from balancer.polling.poller import NodeAnswer, Poller
 from balancer.settings import BundleSettings, NodeSettings, Settings, load_settings
 from balancer.settings.units import format_size
+from balancer.terminal.operate import AcceptOption
+from balancer.terminal.options import ConfigOption, open_configured
+from balancer.terminal.output import Output, OutputOption, say, show_rows
 
 app = typer.Typer(help="Look at nodes and prepare them.", no_args_is_help=True)
 

@@ -7,16 +7,15 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from balancer.cli.output import Output, OutputOption, show_json, show_rows
-from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
 from balancer.clock import SystemClock
 from balancer.directory.model import Layout, Node, NodeState
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
-from balancer.policies.hash_leaves import Leaf
-from balancer.policies.sharding import FUNCTIONS, UInts, place
-from balancer.policies.sharding import Node as Weighted
-from balancer.policies.sharding_compare import Comparison, compare, present
+from balancer.policies.keyspace.hash_leaves import Leaf
+from balancer.policies.placement.sharding import FUNCTIONS, Comparison, UInts, compare, place, present
+from balancer.policies.placement.sharding import Node as Weighted
+from balancer.terminal.options import ConfigOption, DirectoryOption, directory_of
+from balancer.terminal.output import Output, OutputOption, show_json, show_rows
 
 COLUMNS = (
     "function",

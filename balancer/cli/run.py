@@ -1,9 +1,9 @@
 """`balancer run`: the daemon."""
 
-from balancer.cli.config import ConfigOption
 from balancer.daemon.run import run as run_daemon
 from balancer.logs import set_up_logs
 from balancer.settings import load_settings
+from balancer.terminal.options import ConfigOption
 
 
 def run(config: ConfigOption = None) -> None:

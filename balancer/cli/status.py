@@ -11,21 +11,19 @@ from typing import Annotated, Any
 
 import typer
 
-from balancer.cli.bounds_text import bounds_text
-from balancer.cli.output import Output, OutputOption, say, say_sentence, show_json, show_rows
-from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
-from balancer.cli.refresh import WatchOption, shown
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
 from balancer.directory.handover_record import handover_of
-from balancer.directory.instance_note import TOPIC as INSTANCES
-from balancer.directory.instance_note import InstanceNote, read_instances
 from balancer.directory.model import NodeState
+from balancer.directory.notes import INSTANCES, InstanceNote, read_instances
 from balancer.directory.snapshot import NotFound, Snapshot
 from balancer.planner import orders
-from balancer.planner.command_nodes import tablets_on
-from balancer.planner.summary import STATUS_TOPIC
+from balancer.planner.bundle_state import STATUS_TOPIC
+from balancer.planner.verbs import tablets_on
 from balancer.settings.units import format_duration, format_size
+from balancer.terminal.live import WatchOption, shown
+from balancer.terminal.options import ConfigOption, DirectoryOption, directory_of
+from balancer.terminal.output import Output, OutputOption, bounds_text, say, say_sentence, show_json, show_rows
 
 OLD = 60.0  # seconds after which a note is no longer trusted: several ticks have left none
 NODE_COLUMNS = ("node", "state", "tablets", "size", "writes_per_s", "reads_per_s", "remark")

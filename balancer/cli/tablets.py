@@ -1,4 +1,7 @@
-"""`balancer tablets`: who owns which keys, from the directory alone. Nothing here asks a node."""
+"""`balancer tablets`: who owns which keys, from the directory alone. Nothing here asks a node.
+
+`balancer route` and `balancer pgbouncer sync`: where a key is, and telling PgBouncer.
+"""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -7,12 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from balancer.api.keytext import tablet_bounds
-from balancer.cli.bounds_text import bounds_text
-from balancer.cli.output import Output, OutputOption, fail, show_json, show_rows
-from balancer.cli.places import ConfigOption, DirectoryOption, directory_of
+from balancer.directory.locate import locate_key, parse_key, tablet_bounds
 from balancer.directory.model import Pin, Table, Tablet
 from balancer.directory.snapshot import NotFound, Snapshot
+from balancer.errors import Damaged
+from balancer.settings.units import Dsn
+from balancer.terminal.options import ConfigOption, DirectoryOption, directory_of
+from balancer.terminal.output import Output, OutputOption, bounds_text, fail, say, show_json, show_rows
 
 COLUMNS = ("tablet", "table", "part", "node", "epoch", "state", "migration", "pin")
 
@@ -96,3 +100,33 @@ def _document(snapshot: Snapshot, table: Table, tablet: Tablet) -> dict[str, Any
 def _pin_text(pin: Pin) -> str:
     until = f"until {datetime.fromtimestamp(pin.until, UTC):%Y-%m-%d %H:%M} UTC" if pin.until else "for good"
     return f"{until} by {pin.author}" + (f": {pin.reason}" if pin.reason else "")
+
+
+def route(
+    table: str,
+    key: Annotated[
+        list[str] | None, typer.Argument(help="one value for each column of the table's key; none for a whole table")
+    ] = None,
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Shows which node and tablet a key is on. A negative number follows two dashes: -- -5."""
+    with directory_of(directory, config) as opened:
+        snapshot = opened.snapshot()
+    found = locate_key(snapshot, table, parse_key(snapshot.table(table), key or ()))
+    if output is Output.JSON:
+        show_json({**found._asdict(), "dsn": _shown_dsn(snapshot, found.node), "version": snapshot.version})
+    else:
+        say(f"node {found.node}, tablet {found.tablet}, epoch {found.epoch}: {_shown_dsn(snapshot, found.node)}")
+
+
+def _shown_dsn(snapshot: Snapshot, node: str) -> str:
+    """A stored DSN, if nothing in it may be a secret: an older version, or an import, may have stored anything."""
+    record = snapshot.nodes.get(node)
+    if record is None:
+        raise Damaged(f"the directory contains damaged data: there is no node {node!r}")
+    try:
+        return Dsn.parse(record.dsn).text
+    except ValueError as error:
+        return f"(its DSN is not shown: {error})"

@@ -6,17 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from balancer.cli.operate import ReasonOption, give
-from balancer.cli.output import Output, OutputOption, fail, say, show_json, show_rows
-from balancer.cli.places import ConfigOption
 from balancer.directory.configured import open_configured
-from balancer.directory.open import cluster_name
 from balancer.errors import BalancerError, UserError
-from balancer.nodes.connection import connect, translated
-from balancer.nodes.decisions import LockedRelation, decided, locked_by, prepared_parts
-from balancer.polling.addresses import address_in
-from balancer.prepared_id import parse_prepared
+from balancer.naming import cluster_name, parse_prepared
+from balancer.nodes.schema.decisions import LockedRelation, decided, locked_by, prepared_parts
+from balancer.nodes.session.addresses import address_in
+from balancer.nodes.session.connection import connect, translated
 from balancer.settings import Settings, load_settings
+from balancer.terminal.operate import ReasonOption, give
+from balancer.terminal.options import ConfigOption
+from balancer.terminal.output import Output, OutputOption, fail, say, show_json, show_rows
 
 app = typer.Typer(help="Transactions over several nodes that are waiting to be ended.", no_args_is_help=True)
 

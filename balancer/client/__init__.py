@@ -8,37 +8,37 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from balancer.client.async_router import AsyncRouter
-    from balancer.client.atomic_block import AsyncAtomic, Atomic
-    from balancer.client.checked_rows import WrongKey
-    from balancer.client.id_blocks import Ids, LocatedIds
-    from balancer.client.locate import Location, RowId, locate_key, parse_key
-    from balancer.client.merging import summed, top
-    from balancer.client.outgoing import AsyncRoutedConnection, RoutedConnection
-    from balancer.client.pools import PoolSettings
+    from balancer.client.atomic import AsyncAtomic, Atomic
+    from balancer.client.every_shard import summed, top
+    from balancer.client.keys.ids import Ids, LocatedIds
+    from balancer.client.messages import AsyncRoutedConnection, RoutedConnection
     from balancer.client.router import Router, TabletAnswer
     from balancer.client.shard_steps import Shard
-    from balancer.client.transaction_steps import Isolation
+    from balancer.client.transaction.block import WrongKey
+    from balancer.client.transaction.pools import PoolSettings
+    from balancer.client.transaction.steps import Isolation
+    from balancer.directory.locate import Location, RowId, locate_key, parse_key
 
 _MODULES = {
-    "AsyncAtomic": "atomic_block",
-    "AsyncRoutedConnection": "outgoing",
-    "AsyncRouter": "async_router",
-    "Atomic": "atomic_block",
-    "Ids": "id_blocks",
-    "Isolation": "transaction_steps",
-    "LocatedIds": "id_blocks",
-    "Location": "locate",
-    "PoolSettings": "pools",
-    "RoutedConnection": "outgoing",
-    "Router": "router",
-    "RowId": "locate",
-    "Shard": "shard_steps",
-    "TabletAnswer": "router",
-    "WrongKey": "checked_rows",
-    "locate_key": "locate",
-    "parse_key": "locate",
-    "summed": "merging",
-    "top": "merging",
+    "AsyncAtomic": "balancer.client.atomic",
+    "AsyncRoutedConnection": "balancer.client.messages",
+    "AsyncRouter": "balancer.client.async_router",
+    "Atomic": "balancer.client.atomic",
+    "Ids": "balancer.client.keys.ids",
+    "Isolation": "balancer.client.transaction.steps",
+    "LocatedIds": "balancer.client.keys.ids",
+    "Location": "balancer.directory.locate",
+    "PoolSettings": "balancer.client.transaction.pools",
+    "RoutedConnection": "balancer.client.messages",
+    "Router": "balancer.client.router",
+    "RowId": "balancer.directory.locate",
+    "Shard": "balancer.client.shard_steps",
+    "TabletAnswer": "balancer.client.router",
+    "WrongKey": "balancer.client.transaction.block",
+    "locate_key": "balancer.directory.locate",
+    "parse_key": "balancer.directory.locate",
+    "summed": "balancer.client.every_shard",
+    "top": "balancer.client.every_shard",
 }
 
 __all__ = [
@@ -68,5 +68,5 @@ def __getattr__(name: str) -> Any:
     # Imported on demand: most applications have one kind of router, and our own commands have none.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    found = globals()[name] = getattr(import_module(_MODULES[name]), name)
     return found

@@ -24,39 +24,28 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
-from balancer.client.async_hands import AsyncHands
-from balancer.client.async_ids import AsyncIds, AsyncLocatedIds
-from balancer.client.async_shards import AsyncEveryShard, load_async, scan_async
-from balancer.client.atomic_block import AsyncAtomic, AtomicMail
-from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
-from balancer.client.attachments import Attachments
+from balancer.client.atomic import LOCK_SECONDS, AsyncAtomic, AtomicMail, AtomicSteps, EndedDecisions, waited_too_long
 from balancer.client.bulk_load import BulkLoad
-from balancer.client.checked_rows import KeyGuard, guarded_async
-from balancer.client.counters import Counters
-from balancer.client.explaining import KeyExplanation
-from balancer.client.id_blocks import Ids, LocatedIds
-from balancer.client.key_cover import KeyStretch
-from balancer.client.key_hints import BlockHints
-from balancer.client.locate import NO_KEY, AnyKey
+from balancer.client.every_shard import AsyncEveryShard, load_async, scan_async
+from balancer.client.keys.hints import BlockHints
+from balancer.client.keys.ids import AsyncIds, AsyncLocatedIds, Ids, LocatedIds
+from balancer.client.keys.routes import KeyExplanation, Routes
+from balancer.client.messages import AsyncRoutedConnection, Outgoing, Tickets
+from balancer.client.observing import Attachments, Sampler
 from balancer.client.open_blocks import WARN_AFTER, OpenBlocks
-from balancer.client.outgoing import AsyncRoutedConnection, Outgoing, Tickets
-from balancer.client.pools import PoolSettings
 from balancer.client.rekeying import rekey_rows_async, rekeying
-from balancer.client.retry import Attempts
 from balancer.client.router import AT_ONCE, BATCH, PATIENCE, TabletAnswer
-from balancer.client.routing import Routes
-from balancer.client.sampler import Sampler
-from balancer.client.shard_steps import Shard, ShardSteps, Values
-from balancer.client.transaction_steps import (
-    Isolation,
-    Wish,
-    enter,
-    leave,
-)
+from balancer.client.shard_steps import KeyStretch, Shard, ShardSteps, Values
+from balancer.client.transaction.block import KeyGuard, guarded_async
+from balancer.client.transaction.drivers import AsyncDriver
+from balancer.client.transaction.failures import Attempts, Counters
+from balancer.client.transaction.pools import PoolSettings
+from balancer.client.transaction.steps import Isolation, TransactionRequest, enter, leave
+from balancer.directory.locate import NO_KEY, AnyKey
 from balancer.directory.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from balancer.client.bulk import Rows
+    from balancer.client.keys.bulk import Rows
 
 Connection = AsyncRoutedConnection
 NodePool = AsyncConnectionPool[Connection]
@@ -64,7 +53,7 @@ Result = TypeVar("Result")
 Outcome = TypeVar("Outcome")
 
 
-class AsyncRouter(AsyncHands):
+class AsyncRouter(AsyncDriver):
     """Finds the node of a key and runs transactions there; for one event loop. See `Router` for what is promised."""
 
     def __init__(
@@ -136,7 +125,7 @@ class AsyncRouter(AsyncHands):
         if self._sampler is not None:
             self._sampler.note(table, key, weight, not read_only)
         clock = self._routes.clock
-        wish = Wish(
+        wish = TransactionRequest(
             clock.monotonic() + patience,
             isolation,
             read_only,

@@ -13,15 +13,14 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from balancer.client.failures import Failure, classify, classify_entry
-from balancer.client.locate import NO_KEY, AnyKey, Location
-from balancer.client.pools import Loan
-from balancer.client.retry import Attempts
-from balancer.client.routing import Routes
-from balancer.client.transaction_steps import LONGEST_BORROW, Borrow, CopyRows, Execute, GiveBack, Request, Undo
+from balancer.client.keys.routes import Routes
+from balancer.client.transaction.failures import Attempts, Failure, classify, classify_entry
+from balancer.client.transaction.pools import Loan
+from balancer.client.transaction.steps import LONGEST_BORROW, Borrow, CopyRows, Execute, GiveBack, Request, Undo
+from balancer.directory.locate import NO_KEY, AnyKey, Location
 from balancer.directory.model import Table
 from balancer.errors import OutcomeUnknown, Unavailable, UserError
-from balancer.relation_names import Name, parse_name
+from balancer.naming import Name, parse_name
 
 Row = Sequence[Any]
 Drive = Callable[[Generator[Request, Any, Any]], Any]

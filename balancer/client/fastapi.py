@@ -23,8 +23,8 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 
 from balancer.client.async_router import AsyncRouter
-from balancer.client.locate import AnyKey, Location, parse_key
-from balancer.client.pools import PoolSettings
+from balancer.client.transaction.pools import PoolSettings
+from balancer.directory.locate import AnyKey, Location, parse_key
 from balancer.errors import OutcomeUnknown, Unavailable, UserError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import sys
 import traceback
 from types import FrameType
 
-from balancer.client.locate import Location
+from balancer.directory.locate import Location
 
 LOG = logging.getLogger("balancer.client")
 WARN_AFTER = 10.0
@@ -55,7 +55,7 @@ class OpenBlocks:
         self._open: dict[int, OpenBlock] = {}
         self._warned: set[tuple[str, int | None]] = set()
         self.hinted: set[tuple[str, int]] = set()
-        """Places whose statements have been given a hint: see `key_hints`."""
+        """Places whose statements have been given a hint: see `client/keys/hints`."""
 
     def note(self, block: OpenBlock) -> None:
         """`forget` it when it ends."""

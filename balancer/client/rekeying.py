@@ -11,9 +11,8 @@ for value, or nothing has changed. What could break it, and what is done about i
 - *A trigger changes what is inserted, or leaves it out.* What the new key has afterwards is read and compared.
 - *A message is sent from the old key meanwhile.* The lock of `balancer.send_message` is taken before we look.
 
-Generated columns are computed again. Steps without I/O of their own, as in `transaction_steps`: both routers run what
-they ask for.
-"""
+Generated columns are computed again. Steps without I/O of their own, as in `client/transaction/steps`: both routers run
+what they ask for."""
 
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
@@ -23,11 +22,11 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
-from balancer.client.locate import AnyKey
-from balancer.client.outgoing import key_text
+from balancer.client.messages import key_text
+from balancer.directory.locate import AnyKey
 from balancer.directory.model import Table
 from balancer.errors import Refused, UserError
-from balancer.relation_names import Name, parse_name
+from balancer.naming import Name, parse_name
 
 
 class RekeyStatement(NamedTuple):

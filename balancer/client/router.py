@@ -11,37 +11,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import psycopg
 
-from balancer.client.atomic_block import Atomic, AtomicMail
-from balancer.client.atomic_steps import LOCK_SECONDS, AtomicSteps, EndedDecisions, waited_too_long
-from balancer.client.attachments import Attachments
-from balancer.client.blocking_hands import BlockingHands
+from balancer.client.atomic import LOCK_SECONDS, Atomic, AtomicMail, AtomicSteps, EndedDecisions, waited_too_long
 from balancer.client.bulk_load import BulkLoad, ThreadedLoad
-from balancer.client.counters import Counters
 from balancer.client.every_shard import EveryShard, scan
-from balancer.client.explaining import KeyExplanation
-from balancer.client.id_blocks import Ids, LocatedIds
-from balancer.client.key_cover import KeyStretch
-from balancer.client.locate import NO_KEY, AnyKey
+from balancer.client.keys.ids import Ids, LocatedIds
+from balancer.client.keys.routes import KeyExplanation, Routes
+from balancer.client.messages import RoutedConnection, Tickets
+from balancer.client.observing import Attachments, Sampler
 from balancer.client.open_blocks import WARN_AFTER, OpenBlocks
-from balancer.client.outgoing import RoutedConnection, Tickets
-from balancer.client.pipelined import run_pipelined
-from balancer.client.pools import PoolSettings
 from balancer.client.rekeying import rekey_rows, rekeying
-from balancer.client.replicas import ReplicaBlock, ReplicaReads, parse_token, seconds_of, token_of
-from balancer.client.retry import Attempts
-from balancer.client.routing import Routes
-from balancer.client.sampler import Sampler
-from balancer.client.shard_steps import Shard, ShardSteps, Values
-from balancer.client.transaction_block import BlockParts, TransactionBlock
-from balancer.client.transaction_steps import (
-    Isolation,
-    Wish,
-)
+from balancer.client.shard_steps import KeyStretch, Shard, ShardSteps, Values
+from balancer.client.transaction.block import BlockParts, TransactionBlock
+from balancer.client.transaction.drivers import BlockingDriver
+from balancer.client.transaction.failures import Attempts, Counters
+from balancer.client.transaction.pipelined import run_pipelined
+from balancer.client.transaction.pools import PoolSettings
+from balancer.client.transaction.replicas import ReplicaBlock, ReplicaReads, parse_token, seconds_of, token_of
+from balancer.client.transaction.steps import Isolation, TransactionRequest
+from balancer.directory.locate import NO_KEY, AnyKey
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
 
 if TYPE_CHECKING:
-    from balancer.client.bulk import Rows
+    from balancer.client.keys.bulk import Rows
 
 Connection = RoutedConnection
 Result = TypeVar("Result")
@@ -64,7 +56,7 @@ class TabletAnswer(NamedTuple):
     rows: list[tuple[Any, ...]]
 
 
-class Router(BlockingHands):
+class Router(BlockingDriver):
     """Finds the node of a key and runs transactions there."""
 
     def __init__(
@@ -108,9 +100,8 @@ class Router(BlockingHands):
         """Opens the directory at this address and loads it; connects to nodes when they are first needed.
 
         `samples=False` switches off the reports of keys in use. A block that stays open for longer than `warn_after`
-        seconds is logged to `balancer.client`, once for each place. `tracer`: OpenTelemetry's, see `counters`. Further
-        arguments are the directory's own.
-        """
+        seconds is logged to `balancer.client`, once for each place. `tracer`: OpenTelemetry's, see
+        `client/transaction/failures`. Further arguments are the directory's own."""
         return cls(Routes.open(url, **directory), pools, samples=samples, warn_after=warn_after, tracer=tracer)
 
     @property
@@ -154,14 +145,15 @@ class Router(BlockingHands):
         for all its statements and delays nothing. Only rows of this key's tablet are proven to be here.
         `OutcomeUnknown` if the connection breaks during COMMIT. `weight` is what the key counts for in the samples.
         `connection.send` sends messages to other keys. With `checked`, statements that name or return keys of other
-        tablets raise `WrongKey` as far as that can be detected (`client.checked_rows`): for an application's tests.
+        tablets raise `WrongKey` as far as that can be detected (`client.transaction.block`): for an application's
+        tests.
 
         With `read_only` and `replica` a standby of the node answers, if the node's address has several hosts and a
         standby has replayed what the primary had written within `max_lag` (seconds, or "1s"), and what `token` has
         seen; otherwise the owner does.
         """
         clock = self._routes.clock
-        wish = Wish(
+        wish = TransactionRequest(
             clock.monotonic() + patience,
             isolation,
             read_only,
@@ -214,7 +206,7 @@ class Router(BlockingHands):
                 if pipelined:
                     if self._sampler is not None:
                         self._sampler.note(table, key, 1.0, not read_only)
-                    wish = Wish(
+                    wish = TransactionRequest(
                         deadline, isolation, read_only, proof=self._routes.proof, signpost=self._routes.signpost
                     )
                     return run_pipelined(self, self._routes.finder(table, key), wish, function, left)
@@ -320,7 +312,7 @@ class Router(BlockingHands):
         """Asks every tablet once: `map("orders", "SELECT count(*) FROM {orders}")`. Answers come as they are ready.
 
         `{orders}` stands for the tablet's partition of that root. One message per tablet; each answers for its own
-        moment. `client.merging` adds answers up.
+        moment. `client.every_shard` adds answers up.
         """
         answers = self._every(table, at_once, patience).ask_all(statement, values)
         return (TabletAnswer(*answer) for answer in answers)

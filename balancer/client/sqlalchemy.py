@@ -25,13 +25,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from balancer.client.async_router import AsyncRouter
-from balancer.client.key_hints import BlockHints
-from balancer.client.locate import NO_KEY, AnyKey, Location
+from balancer.client.keys.hints import BlockHints
 from balancer.client.open_blocks import OpenBlock
-from balancer.client.proven_engines import AsyncNodeEngines, NodeEngines
-from balancer.client.retry import Attempts
 from balancer.client.router import PATIENCE, Router
-from balancer.client.transaction_steps import Isolation, Wish
+from balancer.client.sqlalchemy_engines import AsyncNodeEngines, NodeEngines
+from balancer.client.transaction.failures import Attempts
+from balancer.client.transaction.steps import Isolation, TransactionRequest
+from balancer.directory.locate import NO_KEY, AnyKey, Location
 from balancer.errors import UserError
 
 Result = TypeVar("Result")
@@ -68,7 +68,7 @@ class _Place:
         if kept.sampler is not None:
             kept.sampler.note(self.table, self.key, self.weight, not self.read_only)
         monotonic = kept.routes.clock.monotonic
-        wish = Wish(
+        wish = TransactionRequest(
             monotonic() + self.patience,
             self.isolation,
             self.read_only,

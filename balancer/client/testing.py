@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from balancer.client.async_router import AsyncRouter
-from balancer.client.pools import PoolSettings
+from balancer.client.keys.routes import Routes
 from balancer.client.router import Router
-from balancer.client.routing import Routes
+from balancer.client.transaction.pools import PoolSettings
 from balancer.directory.contract import Directory
+from balancer.directory.invariants import TABLET_COUNTER
 from balancer.directory.model import (
     Bundle,
     Counter,
@@ -38,11 +39,10 @@ from balancer.directory.model import (
     Transaction,
 )
 from balancer.directory.open import open_directory
-from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.errors import UserError
-from balancer.policies.hash_leaves import Leaf
-from balancer.policies.keys import KeyType
-from balancer.relation_names import parse_name
+from balancer.naming import parse_name
+from balancer.policies.keyspace.hash_leaves import Leaf
+from balancer.policies.keyspace.keys import KeyType
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

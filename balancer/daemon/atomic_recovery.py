@@ -1,8 +1,8 @@
 """Ends what clients have left prepared: transactions over several nodes whose client died or lost its connections.
 
 The leader calls it after every poll, in every mode: prepared parts keep their locks, and moves wait for them. Nothing
-is guessed: the home's decision row says how a transaction ends, see `balancer.nodes.decisions`. If the home cannot be
-asked, the transaction is *in doubt*: it is reported, and stays until the home is back or an operator decides.
+is guessed: the home's decision row says how a transaction ends, see `balancer.nodes.schema.decisions`. If the home
+cannot be asked, the transaction is *in doubt*: it is reported, and stays until the home is back or an operator decides.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,8 +16,8 @@ from balancer.directory.handover_record import former_names
 from balancer.directory.model import NodeState
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Fenced, Refused, Unavailable
-from balancer.nodes.connection import Address, connect, translated
-from balancer.nodes.decisions import (
+from balancer.naming import PreparedId, parse_prepared
+from balancer.nodes.schema.decisions import (
     PreparedPart,
     decision_of,
     end_part,
@@ -25,10 +25,10 @@ from balancer.nodes.decisions import (
     old_decisions,
     prepared_parts,
 )
-from balancer.nodes.epoch_check import node_command, node_transaction
-from balancer.nodes.poll import NodePoll
+from balancer.nodes.schema.leader_transaction import node_command, node_transaction
+from balancer.nodes.session.connection import Address, connect, translated
+from balancer.polling.node_poll import NodePoll
 from balancer.polling.poller import ClusterPoll, Health
-from balancer.prepared_id import PreparedId, parse_prepared
 
 log = structlog.get_logger()
 

@@ -11,43 +11,34 @@ import structlog
 
 from balancer.api.source import LeaderView
 from balancer.clock import Clock
-from balancer.daemon.bouncing import bouncing_of
-from balancer.daemon.campaign import LeaderLoop
-from balancer.daemon.check_keeper import LOOK_SECONDS as CHECK_SECONDS
-from balancer.daemon.check_keeper import CheckKeeper
-from balancer.daemon.command_watch import CommandWatch
-from balancer.daemon.enrol import enrol
-from balancer.daemon.exposure_watch import ExposureWatch
-from balancer.daemon.forwarding import ForwardingUpdater
-from balancer.daemon.handed_over import HandedOver
-from balancer.daemon.housekeeping import Housekeeping
-from balancer.daemon.leader_duties import Leading
-from balancer.daemon.leftovers import LOOK_SECONDS, LeftoverWatch
-from balancer.daemon.message_service import MessageService
-from balancer.daemon.migration_metrics import MigrationMetrics
-from balancer.daemon.notify import Notifier
-from balancer.daemon.pool import MigrationPool
-from balancer.daemon.reference_keeper import ReferenceKeeper
-from balancer.daemon.reload import ConfigurationWatch, changed_bundles
-from balancer.daemon.spreading import Spreader
-from balancer.daemon.starter import Beginner
-from balancer.daemon.ticker import Ticker
+from balancer.daemon.configuration import ConfigurationWatch, HandedOver, changed_bundles
+from balancer.daemon.housekeeping import LOOK_SECONDS, ExposureWatch, Housekeeping, LeftoverWatch, enrol
+from balancer.daemon.leader import CommandWatch, Leader
+from balancer.daemon.leadership import LeaderLoop, Spreader, leaders_work, why_unfit
+from balancer.daemon.scheduler import Ticker
+from balancer.daemon.systemd import Notifier
 from balancer.daemon.ticks import Ticks
-from balancer.daemon.under_way import leaders_work, why_unfit
 from balancer.directory.configured import open_configured
 from balancer.directory.contract import Directory, Follower, Leadership
 from balancer.directory.handover_record import without_handed_over
 from balancer.directory.identity import identity_of, made_identity
 from balancer.errors import BalancerError, Unavailable
+from balancer.features.checker.duty import LOOK_SECONDS as CHECK_SECONDS
+from balancer.features.checker.duty import CheckKeeper
+from balancer.features.forwarding.updater import ForwardingUpdater
+from balancer.features.messages.service import MessageService
+from balancer.features.pgbouncer.bouncer import bouncing_of
+from balancer.features.reference.keeper import ReferenceKeeper
 from balancer.instruments import Instruments
-from balancer.migration.observer import Observer, Observers
-from balancer.nodes.connection import Address
-from balancer.planner.metered import MeteredDirectory
-from balancer.planner.metrics import Reporter
-from balancer.planner.node_samples import NodeSampler
+from balancer.migration.begin import Beginner
+from balancer.migration.pool import MigrationPool
+from balancer.migration.progress import Observer, Observers
+from balancer.nodes.session.addresses import address_in
+from balancer.nodes.session.connection import Address
+from balancer.planner.bundle_state import BundleState
+from balancer.planner.hot_keys import NodeSampler
+from balancer.planner.metrics import MeteredDirectory, MigrationMetrics, Reporter
 from balancer.planner.recorder import Recorder
-from balancer.planner.state import BundleState
-from balancer.polling.addresses import address_in
 from balancer.settings import Settings
 
 log = structlog.get_logger()
@@ -82,7 +73,7 @@ class Daemon:
         self._follower: Follower | None = None
         self._elector: LeaderLoop | None = None
         self._spreader: Spreader | None = None
-        self._leading: Leading | None = None
+        self._leading: Leader | None = None
         self._housekeeping: Housekeeping | None = None
         self._references: ReferenceKeeper | None = None
         self._messages: MessageService | None = None
@@ -118,7 +109,7 @@ class Daemon:
         return self._recorder
 
     @property
-    def leading(self) -> Leading | None:
+    def leading(self) -> Leader | None:
         """The leader's duties, while we lead."""
         found = self._leading
         return found if found is not None and found.leadership.held() else None
@@ -346,7 +337,7 @@ class Daemon:
             clock=self._clock,
         )
         references = ReferenceKeeper(leadership, directory.snapshot, self.address, self._reporter)
-        leading = Leading(
+        leading = Leader(
             directory,
             leadership,
             pool=pool,

@@ -23,25 +23,23 @@ from functools import partial
 import structlog
 
 from balancer.clock import Clock
-from balancer.daemon.pool import MigrationPool
-from balancer.directory.contract import Directory, Leadership
+from balancer.directory.contract import Directory, Leadership, commit_on_newest
 from balancer.directory.model import Migration, MigrationKind, Node, NodeState, Put, Tablet, Transaction
-from balancer.directory.newest import commit_on_newest
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Fenced, Unavailable
 from balancer.migration.machine import State
-from balancer.nodes.closed import MARK_EVERY, close_tablet, give_away, locked_rows, open_tablet, write_mark
-from balancer.nodes.connection import Address, Connection, Cursor, connect, deadline
-from balancer.nodes.connection_holder import ConnectionHolder
-from balancer.nodes.epoch_check import node_transaction
-from balancer.nodes.fence import drop_fence
-from balancer.nodes.objects import CLOSED
-from balancer.nodes.ownership import DisagreementKind
-from balancer.nodes.poll import NodePoll
-from balancer.nodes.poll_columns import Claim
-from balancer.nodes.schema import STEPS, OwnedTablet, OwnState, install_schema
+from balancer.migration.pool import MigrationPool
+from balancer.nodes.schema.install import STEPS, OwnedTablet, OwnState, install_schema
+from balancer.nodes.schema.leader_transaction import node_transaction
+from balancer.nodes.session.ask_all import SHARED, Question
+from balancer.nodes.session.connection import Address, Connection, Cursor, connect, deadline
+from balancer.nodes.session.holder import ConnectionHolder
+from balancer.nodes.tablets.closed import MARK_EVERY, close_tablet, give_away, locked_rows, open_tablet, write_mark
+from balancer.nodes.tablets.fence import drop_fence
+from balancer.nodes.tablets.object_names import CLOSED
 from balancer.planner.memory import FORGIVEN
-from balancer.polling.askers import SHARED, Question
+from balancer.polling.node_poll import Claim, NodePoll
+from balancer.polling.ownership import DisagreementKind
 from balancer.polling.poller import ClusterPoll, Health, NodeAnswer
 
 log = structlog.get_logger()

@@ -8,35 +8,33 @@ from typing import Protocol
 import structlog
 
 from balancer.clock import Clock
-from balancer.daemon.leader_duties import Leading
+from balancer.daemon.leader import Leader
 from balancer.directory.contract import Directory, Follower
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
-from balancer.planner import orders, plans, rounds
-from balancer.planner.acting import Occasion
-from balancer.planner.balancing import BalancingBook
-from balancer.planner.keys_in_use import Samples
-from balancer.planner.looks import LookBook
+from balancer.naming import cluster_name
+from balancer.nodes.session.addresses import addresses_of
+from balancer.planner import orders, plans, windows
+from balancer.planner.acting import TickInput
+from balancer.planner.bundle_state import STATUS_TOPIC, BundleState, summary
+from balancer.planner.day_profile import ProfileKeeper
+from balancer.planner.hot_keys import NodeSampler, Samples
+from balancer.planner.memory import BalancingNote
 from balancer.planner.metrics import Reporter
-from balancer.planner.node_samples import NodeSampler
-from balancer.planner.profile_keeper import ProfileKeeper
 from balancer.planner.recorder import Recorder
-from balancer.planner.state import BundleState
-from balancer.planner.summary import STATUS_TOPIC, summary
 from balancer.planner.tick import BundleTick, failed_tick, left_alone
-from balancer.polling.addresses import addresses_of, cluster_name
-from balancer.polling.footings import FootingBook
-from balancer.polling.poller import Poller, heirs
+from balancer.planner.windows import LookBook
+from balancer.polling.poller import FootingNotes, Poller, heirs
 from balancer.settings import BundleSettings, Mode, Settings
 
 log = structlog.get_logger()
 
 
-class Surroundings(Protocol):
+class DaemonView(Protocol):
     """What a tick needs from the daemon."""
 
     @property
-    def leading(self) -> Leading | None: ...
+    def leading(self) -> Leader | None: ...
 
     @property
     def recorder(self) -> Recorder: ...
@@ -54,8 +52,8 @@ class _Bundle:
 
     tick: BundleTick
     poller: Poller
-    book: FootingBook
-    balancing: BalancingBook
+    book: FootingNotes
+    balancing: BalancingNote
     profile: ProfileKeeper
     looks: LookBook
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -64,7 +62,7 @@ class _Bundle:
 class Ticks:
     """Runs the ticks and keeps the states. `run` may be called for several bundles at once, once for each."""
 
-    def __init__(self, around: Surroundings, reporter: Reporter, sampler: NodeSampler, clock: Clock) -> None:
+    def __init__(self, around: DaemonView, reporter: Reporter, sampler: NodeSampler, clock: Clock) -> None:
         self._around = around
         self._reporter = reporter
         self._sampler = sampler
@@ -134,7 +132,7 @@ class Ticks:
         with self._lock:
             if bundle.name not in self._bundles:
                 daemon = settings.daemon
-                book = FootingBook.load(self._around.directory(), bundle.name)
+                book = FootingNotes.load(self._around.directory(), bundle.name)
                 poller = Poller(
                     cluster_name(daemon.directory),
                     self._clock,
@@ -145,7 +143,7 @@ class Ticks:
                 profile = ProfileKeeper(bundle.name)
                 tick = BundleTick(poller, Samples(self._around.directory()), self._sampler, self._clock, profile)
                 self._bundles[bundle.name] = _Bundle(
-                    tick, poller, book, BalancingBook(bundle.name), profile, LookBook(bundle.name)
+                    tick, poller, book, BalancingNote(bundle.name), profile, LookBook(bundle.name)
                 )
             return self._bundles[bundle.name]
 
@@ -167,8 +165,8 @@ class Ticks:
         return replace(failed, looked=kept.looks.looked)  # it looked at nothing: the next one looks back
 
     def _occasion(
-        self, settings: Settings, bundle: BundleSettings, snapshot: Snapshot, leading: Leading | None
-    ) -> Occasion:
+        self, settings: Settings, bundle: BundleSettings, snapshot: Snapshot, leading: Leader | None
+    ) -> TickInput:
         try:
             self._leader = self._around.directory().leader()
         except BalancerError:
@@ -177,7 +175,7 @@ class Ticks:
         by_operator = bundle.mode is Mode.APPROVE
         approved = plans.in_state(snapshot, bundle.name, plans.APPROVED) if by_operator else None
         standing = approved or plans.in_state(snapshot, bundle.name, plans.PROPOSED)
-        return Occasion(
+        return TickInput(
             bundle=bundle,
             settings=settings,
             snapshot=snapshot,
@@ -188,7 +186,7 @@ class Ticks:
             plan=standing.id if standing else "",
             asked=self._taken(bundle.name),
             orders=tuple(orders.open_orders(snapshot, bundle.name)),
-            rounds=rounds.waiting(snapshot, bundle.name),
+            rounds=windows.waiting(snapshot, bundle.name),
         )
 
     def _taken(self, bundle: str) -> bool:

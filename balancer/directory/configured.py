@@ -8,11 +8,12 @@ from pydantic import SecretStr
 from balancer.clock import Clock
 from balancer.directory.contract import Directory
 from balancer.directory.credentials import Credentials, Scheme, from_environment
+from balancer.directory.model import Node
 from balancer.directory.open import open_directory
 from balancer.errors import UserError
-from balancer.outside import read_secret_file
-from balancer.settings import DaemonFile
+from balancer.settings import BundleSettings, DaemonFile
 from balancer.settings.files import DirectorySecurity
+from balancer.untrusted import read_secret_file
 
 
 def open_configured(daemon: DaemonFile, clock: Clock | None = None, *, create: bool = False) -> Directory:
@@ -57,3 +58,8 @@ def _password(security: DirectorySecurity, name: str) -> str:
 
 def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
+
+
+def records_of(bundle: BundleSettings) -> list[Node]:
+    """The bundle's nodes as the directory records them: without passwords."""
+    return [Node(node.id, bundle.name, node.dsn, zone=node.zone, weight=node.weight) for node in bundle.nodes.values()]

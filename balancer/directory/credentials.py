@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from balancer.errors import UserError
-from balancer.outside import read_secret_file
+from balancer.untrusted import read_secret_file
 
 PREFIX = "BALANCER_DIRECTORY_"
 

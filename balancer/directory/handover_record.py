@@ -1,10 +1,9 @@
 """The record of a bundle that goes, or has gone, to another directory: it closes the bundle and says where it is.
 
 It is a pause of its own (`only` is the word handover), with what the hand-over must know as its reason, so that former
-versions can read it too. `balancer.tables.hand_over` hands over, and has the argument; daemons leave a bundle with such
-a record alone, clients are told where it went, and only the hand-over's own commits change it (`faults`). No secret is
-part of a directory's address, so none is here.
-"""
+versions can read it too. `balancer.features.handover.run` hands over, and has the argument; daemons leave a bundle with
+such a record alone, clients are told where it went, and only the hand-over's own commits change it (`faults`). No
+secret is part of a directory's address, so none is here."""
 
 import json
 from collections.abc import Iterator, Mapping

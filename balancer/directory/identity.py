@@ -7,10 +7,9 @@ backup is the same cluster as before, and a former version that commits here lea
 
 import secrets
 
-from balancer.directory.contract import Directory
+from balancer.directory.contract import Directory, commit_on_newest
+from balancer.directory.invariants import IDENTITY as NAME
 from balancer.directory.model import Counter, Put, Record, Transaction
-from balancer.directory.newest import commit_on_newest
-from balancer.directory.record_rules import IDENTITY as NAME
 from balancer.directory.snapshot import Snapshot
 
 _LEAST, _MOST = 1 << 48, 1 << 52  # fixed length as text, and a number that other JSON readers do not round

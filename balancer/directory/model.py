@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from balancer.policies.hash_leaves import Leaf
-from balancer.policies.keys import HIGHEST, LOWEST, KeyType
+from balancer.policies.keyspace.hash_leaves import Leaf
+from balancer.policies.keyspace.keys import HIGHEST, LOWEST, KeyType
 from balancer.policies.migration_mode import MigrationMode as MigrationMode  # part of the model for everybody above
 
 Json = Any
@@ -55,7 +55,7 @@ CLOSED_BY_DAEMON = "closed by the daemon: "
 
 OUTBOX = "balancer_outbox_{}"
 INBOX = "balancer_inbox_{}"
-"""Names of the roots of a table, by its id, that hold its messages; see `balancer.nodes.message_functions`."""
+"""Names of the roots of a table, by its id, that hold its messages; see `balancer/nodes/schema/messages.sql`."""
 
 
 class Layout(StrEnum):
@@ -86,7 +86,7 @@ class MigrationKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RangeBounds:
-    """`lower <= key < upper`, both encoded by `policies.keys`."""
+    """`lower <= key < upper`, both encoded by `policies.keyspace.keys`."""
 
     lower: bytes = LOWEST
     upper: bytes = HIGHEST

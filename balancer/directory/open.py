@@ -7,7 +7,7 @@ Secrets are never part of an address: see `credentials`.
 
 import os
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -17,7 +17,7 @@ from balancer.directory.credentials import Credentials, from_environment
 from balancer.errors import UserError
 
 if TYPE_CHECKING:
-    from balancer.directory.paged import PagedDirectory
+    from balancer.directory.store.backend import PagedDirectory
 
 ALLOWED = "sqlite:///absolute/path, zk://host:port,host:port/cluster, zks://… or https://host:port,host:port/cluster"
 
@@ -41,7 +41,7 @@ def open_directory(
     """
     directory = _opened(url, credentials, clock, timeout, lease, create=create)
     if cache is not None:
-        from balancer.directory.host_cache import HostCache  # noqa: PLC0415 - few processes use one
+        from balancer.directory.store.host_cache import HostCache  # noqa: PLC0415 - few processes use one
 
         try:
             directory.share(HostCache(Path(cache), url, directory.clock))
@@ -59,7 +59,7 @@ def _opened(
         if parts.netloc or not parts.path.startswith("/") or parts.path.endswith("/"):
             raise UserError(f"{url!r} is not a directory address: a file is written as sqlite:///absolute/path")
         # Both kinds are imported here: each takes a while, and most processes need only one of them.
-        from balancer.directory.sqlite import SqliteDirectory  # noqa: PLC0415
+        from balancer.directory.sqlite.backend import SqliteDirectory  # noqa: PLC0415
 
         return SqliteDirectory(Path(parts.path), clock=clock, timeout=timeout, lease=lease or 5.0, create=create)
     if parts.scheme in ("zk", "zks"):
@@ -70,7 +70,7 @@ def _opened(
         hosts, cluster = parts.netloc, parts.path.strip("/")
         if not hosts or not cluster:
             raise UserError(f"{url!r} is not a directory address: it needs servers and a cluster, as {ALLOWED}")
-        from balancer.directory.zookeeper import ZooKeeperDirectory  # noqa: PLC0415
+        from balancer.directory.zookeeper.backend import ZooKeeperDirectory  # noqa: PLC0415
 
         known = credentials or from_environment(os.environ)
         if parts.scheme == "zks":
@@ -79,13 +79,8 @@ def _opened(
             hosts, cluster, credentials=known, clock=clock, timeout=timeout, lease=lease or 10.0, create=create
         )
     if parts.scheme in ("http", "https"):
-        from balancer.directory.http_directory import HttpDirectory  # noqa: PLC0415
+        from balancer.directory.http import HttpDirectory  # noqa: PLC0415
 
         known = replace(credentials or from_environment(os.environ), tls=parts.scheme == "https")
         return HttpDirectory(url, known, clock, timeout)
     raise UserError(f"{url!r} is not a directory address; allowed are {ALLOWED}")
-
-
-def cluster_name(url: str) -> str:
-    """What nodes are told about their cluster: the last part of the directory's name, without a file extension."""
-    return PurePosixPath(urlsplit(url).path).stem or "cluster"

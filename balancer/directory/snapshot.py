@@ -1,8 +1,14 @@
 """One consistent view of the directory at one version. A value: it never changes, and keeps no connection.
 
 Tablets are kept in pages of columns, not as objects: a client with a million tablets pays a few dozen bytes for each;
-`Tablet` objects are made when they are asked for. `delta.apply` makes the next snapshot, sharing every page and every
-mapping that a commit leaves alone. Nothing here does I/O.
+`Tablet` objects are made when they are asked for. `directory/store/delta.apply` makes the next snapshot, sharing every
+page and every mapping that a commit leaves alone. Nothing here does I/O.
+
+Ids of rows: how the number of a block becomes ids, and how an export carries over what has been handed out.
+
+Clients take whole blocks by number (`Directory.take_block`), with the reader's credential. That only counts up: a
+client cannot make the directory hand out a block twice. A table's ids start from a counter in the map, which only the
+writer changes: ids that an earlier version handed out, or those of an imported directory.
 """
 
 from array import array
@@ -11,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any, TypeVar, cast, overload
+from typing import Any, Final, TypeVar, cast, overload
 
 from balancer.directory.model import (
     Bundle,
@@ -27,9 +33,7 @@ from balancer.directory.model import (
     Table,
     Tablet,
 )
-from balancer.directory.page_index import IdIndex
-from balancer.directory.page_map import PageMap
-from balancer.directory.pages import Page, Position
+from balancer.directory.store.pages import IdIndex, Page, PageMap, Position
 from balancer.errors import BalancerError, Damaged, UserError
 
 Records = Mapping[Any, Any]
@@ -72,7 +76,7 @@ class Columns:
     """Index into `nodes`."""
     epochs: "array[int]"
     states: "array[int]"
-    """Index into `pages.STATES`: 0 is owned."""
+    """Index into `directory/store/pages.STATES`: 0 is owned."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -220,7 +224,8 @@ class Snapshot:
         return [self.pages[number] for number in index.numbers] if index else []
 
     def locate(self, table_id: int, position: Position) -> Tablet:
-        """The tablet that owns a position: the encoded key (range) or `policies.hash_leaves.position(hash)` (hash)."""
+        """The tablet that owns a position: the encoded key (range) or `policies.keyspace.hash_leaves.position(hash)`
+        (hash)."""
         page, row = self.locate_row(table_id, position)
         return page.tablet(row)
 
@@ -267,3 +272,24 @@ class Snapshot:
 def typed_key(kind: RecordKind, key: str) -> str | int:
     """The key as the snapshot's mappings have it."""
     return int(key) if kind in (RecordKind.TABLE, RecordKind.TABLET, RecordKind.PIN) else key
+
+
+BLOCK: Final = 1 << 16
+"""Ids of one block. There are 2 ** 31 blocks of a table, as many as ZooKeeper counts versions: 2 ** 47 ids."""
+MOST_BLOCKS: Final = (1 << 31) - 1
+
+
+def counter_of(snapshot: Snapshot, table: int) -> Counter:
+    """Where the ids of a table start."""
+    name = f"ids {table}"
+    return snapshot.counters.get(name) or Counter(name)
+
+
+def carried_over(snapshot: Snapshot, taken: Mapping[int, int]) -> list[Counter]:
+    """The counters with which another directory continues after the blocks that were taken from this one."""
+    return [
+        Counter(start.name, start.next + blocks * BLOCK)
+        for table, blocks in sorted(taken.items())
+        if blocks and table in snapshot.tables
+        for start in [counter_of(snapshot, table)]
+    ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from balancer.embedded import process
 from balancer.embedded.postgres import PostgresServer, embedded_binaries
 from balancer.embedded.reaper import Keeper, stop_servers
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.embedded.zookeeper import ZooKeeperServer
 from balancer.errors import Refused, UserError
 
 Progress = Callable[[str], None]

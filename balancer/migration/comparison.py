@@ -18,7 +18,7 @@ For a key that was not equal, one entry stays. The log belongs to the source and
 reveals a change that was lost on the way.
 
 In read-only mode both sides stand still: the bulk is all there is. Splits and merges compare on one server in one
-snapshot (see `steps_reshard`).
+snapshot (see `reshard`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -27,11 +27,11 @@ from dataclasses import dataclass
 from psycopg.rows import TupleRow
 
 from balancer.migration.context import Context
-from balancer.migration.control import Difference
-from balancer.nodes import capture, checksum
-from balancer.nodes.checksum import Compared, Digest, Key, Rows
-from balancer.nodes.connection import Connection, Cursor
-from balancer.nodes.shape import Shape
+from balancer.migration.retries import Difference
+from balancer.nodes.catalog.shapes import Shape
+from balancer.nodes.session.connection import Connection, Cursor
+from balancer.nodes.tablets import capture, checksum
+from balancer.nodes.tablets.checksum import Compared, Digest, Key, Rows
 
 SHOWN = 5
 _TEXTS = ("text", "character varying")
@@ -93,7 +93,7 @@ def read_changed(cursor: Cursor, rows: Rows, migration: str, index: int, limit: 
 
 
 def gather(rows: Rows, found: Iterable[TupleRow]) -> Changed:
-    """The same, from the answer to `checksum.changed_statement`."""
+    """The same, from the answer to `nodes/tablets/checksum.changed_statement`."""
     entries: dict[Key, tuple[int, ...]] = {}
     hashes: dict[Key, int | None] = {}
     for seq, key, hashed in checksum.changed_entries(found):

@@ -16,19 +16,19 @@ from balancer.clock import Clock
 from balancer.directory.contract import Leadership
 from balancer.directory.model import Migration, MigrationMode, RangeBounds, Table, Tablet
 from balancer.errors import BalancerError
-from balancer.migration.control import CancelRequested, Control, Overrun
-from balancer.migration.links import Links
+from balancer.migration.journal import MigrationDetail, read_detail
 from balancer.migration.machine import State, Track, row_of, track_of
 from balancer.migration.progress import ProgressMeter
-from balancer.migration.record import Detail, read_detail
-from balancer.nodes import locks
-from balancer.nodes.bounds import KeyColumn, KeyRange
-from balancer.nodes.connection import Connection, Cursor, Ready, Statement, deadline, run_together, translated
-from balancer.nodes.epoch_check import commit_and_begin, node_command, node_transaction
-from balancer.nodes.fence import SEALED, Fence
-from balancer.nodes.names import Name, parse_name, partition_name
-from balancer.nodes.partition import Place
-from balancer.nodes.shape import Shape
+from balancer.migration.retries import CancelRequested, Control, Overrun
+from balancer.naming import Name, parse_name, partition_name
+from balancer.nodes.catalog.bounds import KeyColumn, KeyRange
+from balancer.nodes.catalog.shapes import Shape
+from balancer.nodes.schema import proof
+from balancer.nodes.schema.leader_transaction import commit_and_begin, node_command, node_transaction
+from balancer.nodes.session.connection import Connection, Cursor, Ready, Statement, deadline, run_together, translated
+from balancer.nodes.session.holder import NodeSessions
+from balancer.nodes.tablets.fence import SEALED, Fence
+from balancer.nodes.tablets.partition import Place
 from balancer.settings import MigrationSettings
 
 _LAZILY = sql.SQL("SET LOCAL synchronous_commit TO off")
@@ -55,13 +55,13 @@ class OpenTransaction:
     def keep_out_writers(self, tablets: Sequence[int]) -> Statement:
         """Over all of them, whose lock one of them has: the statement that begins it. Its end is theirs."""
         self._kept = tablets
-        return locks.keep_statement(tablets)
+        return proof.keep_statement(tablets)
 
     def commit(self) -> None:
         try:
             if self._kept:
                 with translated(self._node):
-                    run_together(self.cursor, [sql.SQL("COMMIT"), locks.let_go_statement(self._kept)])
+                    run_together(self.cursor, [sql.SQL("COMMIT"), proof.let_go_statement(self._kept)])
         except BalancerError:
             self.roll_back()
             raise
@@ -79,13 +79,13 @@ class OpenTransaction:
             self._transaction.__exit__(type(undone), undone, None)
         if self._kept and not connection.closed:
             try:
-                run_together(connection.cursor(), [locks.let_go_statement(self._kept)])
+                run_together(connection.cursor(), [proof.let_go_statement(self._kept)])
             except psycopg.Error:
                 connection.close()  # and with it the lock
 
 
 class Others(Protocol):
-    """What a migration owes to those that run alongside it: see `turnstile`."""
+    """What a migration owes to those that run alongside it: see `concurrency`."""
 
     def give_way(self, migration: str) -> None:
         """Waits while another one switches."""
@@ -115,7 +115,7 @@ class Context:
         sources: tuple[Tablet, ...],
         *,
         leadership: Leadership,
-        links: Links,
+        links: NodeSessions,
         settings: MigrationSettings,
         clock: Clock,
         control: Control,
@@ -131,7 +131,7 @@ class Context:
         self.control = control
         self.progress = progress
         self.state = State(record.state)
-        self.detail: Detail = read_detail(record)
+        self.detail: MigrationDetail = read_detail(record)
         self.track: Track = track_of(record.operation, record.mode)
         self.fence: Fence | None = None
         self.fenced_at: float | None = None  # monotonic; None: writers are not held back
@@ -227,9 +227,8 @@ class Context:
     def long_work(self, connection: Connection, node: str, *, lazily: bool = False) -> Iterator[Cursor]:
         """A transaction on a connection of `links.data`, for statements that take long, under the leader's epoch.
 
-        A successor must wait for it, and ends it first (`Links.evict`). `lazily`: its commit does not wait for the
-        disk, because a later commit that does comes before anything relies on it.
-        """
+        A successor must wait for it, and ends it first (`NodeSessions.evict`). `lazily`: its commit does not wait for
+        the disk, because a later commit that does comes before anything relies on it."""
         first = [_LAZILY] if lazily else []
         with self._work(), node_transaction(connection, self.leadership.epoch, node, first=first) as cursor:
             yield cursor

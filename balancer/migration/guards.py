@@ -1,27 +1,54 @@
 """What ends a migration, or keeps it from fencing, before it can hurt: DDL, exhausted resources, disk, transactions in
 the way. Called by the steps; each raises an error that names what is wrong. A lag that does not shrink is handled in
-`lag`.
+`stream`.
 
 About the disk: no query of plain PostgreSQL tells how much space is free, not even for a superuser (`pg_stat_file` and
 `pg_ls_dir` give the sizes of files, never of what holds them). So a node's free space is known only where the bundle's
 file gives its `disk`, and the planner uses that; `disk_budget` limits a single migration, and a disk that fills up
 anyway ends the migration by name, with the source untouched.
+
+Which mode a migration gets if nobody has asked for one: replicate, or read-only where that cannot work.
+
+Called in `planned`, before anything is made: both modes begin alike, and the choice is journaled with the next state. A
+temporary shortage (a slot that others use) is waited for and is not a reason to hold writers back for a whole copy.
+
+Renews the fence of a read-only migration while its rows are copied, in a thread with a connection of its own.
+
+If the daemon dies, nobody renews and the fence ends by itself. A renewal that fails (a vacuum holds the lock, the
+server is away for a moment) is retried while the fence stands; after that the error is raised when the block is left,
+and sealing would refuse such a fence anyway.
 """
 
+import threading
 from collections.abc import Sequence
 
 from psycopg import sql
 from psycopg.rows import TupleRow
 
-from balancer.errors import Refused, Unavailable
+from balancer.directory.model import MigrationKind, MigrationMode
+from balancer.errors import OutcomeUnknown, Refused, Unavailable
+from balancer.migration.concurrency import Background
 from balancer.migration.context import Context
-from balancer.migration.control import Overrun
 from balancer.migration.machine import Track
-from balancer.nodes import blockers, catalog, fence, outside_keys, owners_code, references, root_facts
-from balancer.nodes.blockers import WantedLock
-from balancer.nodes.connection import Connection, Cursor, Statement, run_together, translated
-from balancer.nodes.fingerprint import fingerprint_statement, fingerprints, read_fingerprints
-from balancer.nodes.names import Name
+from balancer.migration.retries import Overrun
+from balancer.naming import Name
+from balancer.nodes.catalog import foreign_keys, owners_code, roots
+from balancer.nodes.catalog.preflight import why_not_receive, why_not_send
+from balancer.nodes.catalog.shapes import (
+    Shape,
+    fingerprint_statement,
+    fingerprints,
+    keys_of_other_types,
+    read_fingerprints,
+    read_shape,
+)
+from balancer.nodes.schema import blockers
+from balancer.nodes.schema.blockers import WantedLock
+from balancer.nodes.schema.leader_transaction import node_transaction
+from balancer.nodes.session.connection import Connection, Cursor, Statement, run_together, translated
+from balancer.nodes.session.holder import NodeSessions
+from balancer.nodes.tablets import fence, references
+from balancer.nodes.tablets.fence import renew_fence
 
 
 def take_fingerprints(ctx: Context) -> None:
@@ -111,8 +138,8 @@ def check_roots_agree(ctx: Context) -> None:
         sides = []
         for node in (ctx.record.source_node, ctx.record.target_node):
             with translated(node), ctx.links.control(node).cursor() as cursor:
-                sides.append(root_facts.read_facts(cursor, root))
-        for text in root_facts.differences(sides[0], sides[1], ctx.record.source_node, ctx.record.target_node):
+                sides.append(roots.read_facts(cursor, root))
+        for text in roots.differences(sides[0], sides[1], ctx.record.source_node, ctx.record.target_node):
             raise Refused(f"{root} differs between the nodes: {text}")
 
 
@@ -123,8 +150,8 @@ def check_roots(ctx: Context) -> None:
         try:
             with translated(node), ctx.links.control(node).cursor() as cursor:
                 for root in ctx.roots:
-                    catalog.read_root(cursor, root, whole=ctx.table.whole)
-                outside_keys.check_outside_keys(cursor, ctx.roots, key)
+                    roots.read_root(cursor, root, whole=ctx.table.whole)
+                foreign_keys.check_outside_keys(cursor, ctx.roots, key)
         except Refused as error:
             raise Refused(f"on node {node}: {error}") from error
 
@@ -203,7 +230,7 @@ def check_references(ctx: Context, cursor: Cursor, limit: float) -> None:
     """Remembers how long ATTACH will take to check foreign keys among the roots, by running the same query.
 
     Raises `Refused` if writers would wait for that longer than allowed; a copy behind a fence is not limited. A move by
-    a superuser's role leaves nothing to check (`nodes.references`).
+    a superuser's role leaves nothing to check (`nodes.tablets.references`).
     """
     seconds = 0.0
     for reference in references.read_references(cursor, ctx.roots):
@@ -270,3 +297,110 @@ def total_size(cursor: Cursor, partitions: Sequence[Name]) -> int:
         ([str(partition) for partition in partitions],),
     ).fetchone()
     return int(row[0]) if row else 0
+
+
+def choose_mode(ctx: Context) -> None:
+    """Makes the migration read-only where replicate cannot work. Raises `Refused`, saying why, if it was asked for."""
+    if ctx.record.mode is not MigrationMode.REPLICATE:
+        return
+    why = why_not_replicate(ctx)
+    if not why:
+        return
+    if not ctx.detail.fallback:
+        raise Refused(f"{why}: use mode read-only")
+    ctx.become_read_only(why)
+
+
+def why_not_replicate(ctx: Context) -> str:
+    """What keeps these tablets from being replicated, in words; empty: nothing does."""
+    source, target = ctx.record.source_node, ctx.record.target_node
+    with translated(source), ctx.links.control(source).cursor() as cursor:
+        shapes = [read_shape(cursor, place.partition) for place in ctx.source_places]
+        odd = [
+            f"{shape.name}: {name} {kind}"
+            for shape in shapes
+            for name, kind in keys_of_other_types(cursor, shape.name, shape.key).items()
+        ]
+        sending = why_not_send(cursor)
+    without = [str(shape.name) for shape in shapes if not shape.key]
+    if without:
+        return f"{', '.join(without)} has no primary key or unique index as replica identity"
+    if odd:
+        return f"changed rows are found by their key, and of an extension's type that is not sure ({', '.join(odd)})"
+    if ctx.record.operation is not MigrationKind.MOVE:
+        return _why_no_mirror(ctx, shapes)  # a split needs a key and no stream
+    late = [str(shape.name) for shape in shapes if _is_checked_late(shape)]
+    if late:
+        return f"the primary key of {', '.join(late)} is deferrable, so it cannot be a replica identity"
+    if sending:
+        return f"node {source}: {sending}"
+    with translated(target), ctx.links.control(target).cursor() as cursor:
+        receiving = why_not_receive(cursor)
+    return f"node {target}: {receiving}" if receiving else ""
+
+
+def _why_no_mirror(ctx: Context, shapes: list[Shape]) -> str:
+    """A row is looked for in the new partition that its key belongs to."""
+    for place, shape in zip(ctx.source_places, shapes, strict=True):
+        if missing := [column.name for column in place.columns if column.name not in shape.key]:
+            return f"the replica identity of {shape.name} does not contain {', '.join(missing)}, by which it is split"
+    return ""
+
+
+def _is_checked_late(shape: Shape) -> bool:
+    """PostgreSQL takes no such key for a replica identity, and refuses UPDATE and DELETE while it publishes them."""
+    late = any(index.constraint == "p" and index.deferrable for index in shape.indexes)
+    return shape.replica_identity == "d" and late
+
+
+RETRY_SECONDS = 0.2
+
+
+class FenceKeeper:
+    """A block during which the context's fence does not expire."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._running: Background[None] = Background(self._keep, "fence-keeper")
+
+    def __enter__(self) -> "FenceKeeper":
+        if self._ctx.fence is None:
+            raise Refused("there is no fence to keep: the migration must begin again")
+        self._running.__enter__()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._running.__exit__(kind, error, trace)
+        if error is None:
+            self._running.result()
+
+    def _keep(self, stop: threading.Event) -> None:
+        ctx = self._ctx
+        assert ctx.fence is not None
+        seconds = ctx.settings.read_only_fence_deadline
+        links = NodeSessions(ctx.links.address, ctx.id)
+        try:
+            while not stop.wait(seconds / 3):
+                self._renew(links, seconds, stop)
+        finally:
+            links.close()
+
+    def _renew(self, links: NodeSessions, seconds: float, stop: threading.Event) -> None:
+        ctx, node = self._ctx, self._ctx.record.source_node
+        assert ctx.fence is not None
+        names = [place.partition for place in ctx.source_places]
+        until = ctx.clock.monotonic() + seconds / 2  # a third of its time has passed: then it still has a sixth left
+        while True:
+            ctx.leadership.check()
+            try:
+                with node_transaction(links.control(node), ctx.leadership.epoch, node) as cursor:
+                    # Recorded before the commit, whose answer may be lost: from then on either deadline may stand.
+                    ctx.fence = renew_fence(cursor, names, ctx.fence, seconds, ctx.settings.lock_timeout)
+            except (Unavailable, OutcomeUnknown):
+                links.close()
+                if ctx.clock.monotonic() > until:
+                    raise
+                if stop.wait(RETRY_SECONDS):
+                    return  # the fence still stands, as far as is known; sealing asks the node itself
+            else:
+                return

@@ -13,12 +13,12 @@ from typing import TypeVar
 from balancer.errors import NotGranted, Unavailable
 from balancer.migration import guards
 from balancer.migration.context import Context
-from balancer.migration.control import Overrun
-from balancer.migration.observer import LOCKS
-from balancer.nodes import blockers
-from balancer.nodes.blockers import WantedLock
-from balancer.nodes.connection import translated
-from balancer.nodes.names import Name
+from balancer.migration.progress import LOCKS
+from balancer.migration.retries import Overrun
+from balancer.naming import Name
+from balancer.nodes.schema import blockers
+from balancer.nodes.schema.blockers import WantedLock
+from balancer.nodes.session.connection import translated
 from balancer.policies import lock_moments
 from balancer.policies.lock_moments import Durations
 
@@ -36,7 +36,7 @@ UNNOTICED = 0.9
 """Of the server's deadlock_timeout: one that waits for less ends nobody's transaction as a deadlock."""
 
 
-class Attempts:
+class LockAttempts:
     """For one lock (or several that are taken together) of one migration on one node."""
 
     def __init__(

@@ -88,10 +88,10 @@ Say a tablet moves from S to T. A write is *acknowledged* when its transaction o
     reader's snapshot is older than the switch, T's standbys have replayed it, and T, asked once more, has the tablet;
     they go only in a transaction that sees them detached and `moved`. Rows behind a fence that somebody switched off
     after the switch may have been acknowledged, and so may those of an S that is found without its seal (a standby that
-    lagged has taken over, and was an open owner until we came): they are set aside and named (`nodes.set_aside`), not
-    dropped; those of a home, which becomes a copy, are copied aside. T's rows
-    go only while they are `incoming` under this migration; a journal record in `cancelling` can never become `opening`,
-    one in `restarting` only by way of `planned`, with a new copy.
+    lagged has taken over, and was an open owner until we came): they are set aside and named
+    (`nodes.tablets.leftovers`), not dropped; those of a home, which becomes a copy, are copied aside. T's rows go only
+    while they are `incoming` under this migration; a journal record in `cancelling` can never become `opening`, one in
+    `restarting` only by way of `planned`, with a new copy.
 
 From 2 to 4, every acknowledged write of S is on T when T opens; from 5 to 11, nobody writes to S between the fence and
 the end of the migration unless the migration has not committed and will not, or S has gone back in time, which is

@@ -3,6 +3,13 @@
 The daemon (or a command) calls `Runner.run` in a thread per migration; `cancel`, `pause` and `resume` from any other.
 `machine` says what follows what, the steps what a state does, `retries` what an error means. The directory's commit of
 a move is here, because it is the journal's next entry.
+
+What a leader does with a migration that it finds half-way: a rule for each state (`machine.Recovery`).
+
+The daemon calls `recover` once after it has become leader and before it begins anything, then runs what is returned.
+`Runner.run` applies the same rule to whatever it is given (`take_over`), so that an interrupted run of the same leader
+also resumes where that is safe. The decision is journaled under the leader's epoch before anything is undone: from then
+on a predecessor cannot commit.
 """
 
 import threading
@@ -13,19 +20,25 @@ from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import Change, Migration, MigrationKind, Put, Remove, TabletState
 from balancer.errors import BalancerError, Conflict, Fenced, Refused, Unavailable
-from balancer.migration import guards, steps, steps_expiry, steps_finish
+from balancer.migration import expire, finish, guards, steps
+from balancer.migration.concurrency import Turnstile
 from balancer.migration.context import Context
-from balancer.migration.control import CancelRequested, Control, Difference, Overrun
-from balancer.migration.journal import Journal
-from balancer.migration.links import Addresses, Links
-from balancer.migration.machine import Event, State, after, is_final, row_of, track_of
-from balancer.migration.observer import Observer
-from balancer.migration.progress import ProgressMeter
-from balancer.migration.record import read_detail
-from balancer.migration.recovery import take_over
-from balancer.migration.retries import WORK, Answer, Failures, answer, is_passing
-from balancer.migration.turnstile import Turnstile
-from balancer.nodes.schema import upgrade_schema
+from balancer.migration.journal import Journal, read_detail
+from balancer.migration.machine import Event, Recovery, State, Track, after, is_final, row_of, track_of
+from balancer.migration.progress import Observer, ProgressMeter
+from balancer.migration.retries import (
+    WORK,
+    Answer,
+    CancelRequested,
+    Control,
+    Difference,
+    Failures,
+    Overrun,
+    answer,
+    is_passing,
+)
+from balancer.nodes.schema.install import upgrade_schema
+from balancer.nodes.session.holder import Addresses, NodeSessions
 from balancer.settings import MigrationSettings
 
 _KEPT = 4
@@ -63,7 +76,7 @@ class Runner:
         """
         control = self._control(migration)
         journal = Journal(self._directory, self._leadership, self._clock)
-        links = Links(self._addresses, migration, kept=_KEPT)
+        links = NodeSessions(self._addresses, migration, kept=_KEPT)
         try:
             ctx = self._context(migration, journal, links, control)
             try:
@@ -105,7 +118,7 @@ class Runner:
         with self._lock:
             return self._controls.setdefault(migration, Control())
 
-    def _context(self, migration: str, journal: Journal, links: Links, control: Control) -> Context:
+    def _context(self, migration: str, journal: Journal, links: NodeSessions, control: Control) -> Context:
         record = take_over(journal, journal.load(migration), self._leadership)
         snapshot = self._directory.snapshot()
         # After the commit of a reshard its sources are gone from the directory; the record keeps what they were.
@@ -295,12 +308,12 @@ def _look_at_both(ctx: Context) -> None:
     if ctx.opened is not None:
         ctx.opened.check()
     elif ctx.record.operation is MigrationKind.MOVE:
-        steps_finish.check_still_ready(ctx)
+        finish.check_still_ready(ctx)
 
 
 def _told(ctx: Context, state: State) -> str:
     """What the history says about a journal entry."""
-    last = f"; {count}" if state is State.RETIRING and (count := steps_expiry.last_count(ctx)) else ""
+    last = f"; {count}" if state is State.RETIRING and (count := expire.last_count(ctx)) else ""
     return f"migration {ctx.id}: {state}{last}"
 
 
@@ -320,3 +333,44 @@ def _last_words(ctx: Context, error: BalancerError, failures: Failures) -> str:
         return str(error)
     tries = ctx.detail.restarts + failures.count
     return str(error) if tries == 1 else f"{error} (given up after {tries} tries)"
+
+
+def recover(directory: Directory, leadership: Leadership, clock: Clock | None = None) -> list[Migration]:
+    """Decides about every unfinished migration; returns them, oldest first, for `Runner.run`.
+
+    One that cannot be decided about (a newer version wrote it) is left as it is, and does not hold up the others.
+    """
+    journal = Journal(directory, leadership, clock or SystemClock())
+    unfinished = [record for record in directory.snapshot().migrations.values() if not record.finished]
+    found = []
+    for record in sorted(unfinished, key=lambda record: record.created):
+        try:
+            found.append(take_over(journal, journal.load(record.id), leadership))
+        except Refused:
+            continue
+    return found
+
+
+def take_over(journal: Journal, record: Migration, leadership: Leadership) -> Migration:
+    """Journals where a migration resumes, if that is not where its record stands."""
+    state = State(record.state)
+    following = decision(track_of(record.operation, record.mode), state)
+    detail = read_detail(record)
+    if following is None or (following is state and detail.leader_epoch == leadership.epoch):
+        return record
+    changed = replace(
+        record,
+        state=str(following),
+        attempt=record.attempt + 1,
+        detail=replace(detail, leader_epoch=leadership.epoch, retreat="it was interrupted").document(),
+        error=(record.error or f"interrupted in {state}") if following is State.CANCELLING else record.error,
+    )
+    return journal.save(changed, f"migration {record.id}: {following} after an interruption in {state}")
+
+
+def decision(track: Track, state: State) -> State | None:
+    """The state a leader resumes from; None: the one it found."""
+    rule = row_of(track, state).successor
+    if rule is Recovery.ROLL_BACK:
+        return State.CANCELLING
+    return State.CATCHING_UP if rule is Recovery.RESUME else None

@@ -12,14 +12,13 @@ from typing import Protocol
 from balancer.directory.model import Command, Migration, Plan
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError, Fenced
-from balancer.nodes.connection import Address
+from balancer.nodes.session.connection import Address
 from balancer.planner import orders
-from balancer.planner.openings import Openings
-from balancer.planner.reports import in_words
-from balancer.policies.budgets import Admission
-from balancer.policies.bundle_view import Action, BundleView, NodeChange, PlanResult
-from balancer.policies.plan import make_plan
-from balancer.policies.tail import NOTHING_BEGUN, Tail
+from balancer.planner.bundle_state import in_words
+from balancer.planner.windows import Openings
+from balancer.policies.budgets import NOTHING_BEGUN, Admission, BalancingCredit
+from balancer.policies.plan.plan import make_plan
+from balancer.policies.view import Action, BundleView, NodeChange, PlanResult
 from balancer.polling.poller import ClusterPoll
 from balancer.settings import BundleSettings, Mode, Settings
 
@@ -56,7 +55,7 @@ class Starter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Occasion:
+class TickInput:
     """What a tick is given: the moment's settings, the directory's newest snapshot, and who leads."""
 
     bundle: BundleSettings
@@ -73,7 +72,7 @@ class Occasion:
     """Whether an operator asked for this plan: then it is recorded whatever it proposes."""
     orders: tuple[Plan, ...] = ()
     """Operators' orders in progress, in whatever mode."""
-    tail: Tail = NOTHING_BEGUN
+    tail: BalancingCredit = NOTHING_BEGUN
     """How far the balancing in progress has come."""
     rounds: tuple[Command, ...] = ()
     """Operators' commands to act now, whatever the schedule."""
@@ -93,10 +92,10 @@ class Occasion:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TickFacts:
     """What one tick knows when it acts."""
 
-    occasion: Occasion
+    occasion: TickInput
     now: datetime
     openings: Openings
     view: BundleView
@@ -112,7 +111,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Acts:
+class TickActions:
     """What a tick has done: migrations begun, and why others could not begin."""
 
     started: tuple[Migration, ...] = ()
@@ -130,11 +129,11 @@ class Acts:
         return tuple(map(in_words, self.started))
 
 
-def plan_and_act(moment: Moment) -> tuple[str, Acts]:
+def plan_and_act(moment: TickFacts) -> tuple[str, TickActions]:
     """Records the plan, acts, and records what became of plan and orders; returns the plan that stands."""
     occasion, starter = moment.occasion, moment.occasion.starter
     if starter is None:
-        return occasion.plan, Acts()
+        return occasion.plan, TickActions()
     limit = occasion.bundle.options.budgets.quarantine_after
     starter.quarantine(_failing(moment.view, limit), limit)
     plan_id = starter.propose(moment.plan, moment.view, occasion.bundle, asked=occasion.asked)
@@ -153,26 +152,26 @@ def _failing(view: BundleView, limit: int) -> list[int]:
     return sorted(failing - view.quarantined)
 
 
-def _act(moment: Moment, starter: Starter) -> Acts:
+def _act(moment: TickFacts, starter: Starter) -> TickActions:
     """Parks what runs beyond its window, and starts what may start now."""
     occasion, openings, bundle = moment.occasion, moment.openings, moment.occasion.bundle
     starter.park(bundle.name, openings.overrunning(occasion.snapshot, bundle))
     if occasion.paused(moment.now):
-        return Acts()
+        return TickActions()
     admission = Admission(moment.view, bundle.options)
     ordered = _ordered(moment, admission)
     started, refused = _start(starter, (*moment.owed, *ordered), bundle)
     if not openings.any:
-        return Acts(tuple(started), tuple(refused))
+        return TickActions(tuple(started), tuple(refused))
     if bundle.mode is Mode.AUTONOMOUS:
         refused += _change_nodes(starter, moment.plan.node_changes)
     own = _beside_orders(moment, ordered, admission)
     begun, failures = _start(starter, own, bundle)
     balancing = tuple(own) if begun else ()
-    return Acts((*started, *begun), (*refused, *failures), tuple(own), tuple(failures), balancing)
+    return TickActions((*started, *begun), (*refused, *failures), tuple(own), tuple(failures), balancing)
 
 
-def _ordered(moment: Moment, admission: Admission) -> list[Action]:
+def _ordered(moment: TickFacts, admission: Admission) -> list[Action]:
     """What operators' orders may start now, within the budgets."""
     found: list[Action] = []
     for due in moment.dues:
@@ -180,7 +179,7 @@ def _ordered(moment: Moment, admission: Admission) -> list[Action]:
     return found
 
 
-def _beside_orders(moment: Moment, ordered: Sequence[Action], admission: Admission) -> Sequence[Action]:
+def _beside_orders(moment: TickFacts, ordered: Sequence[Action], admission: Admission) -> Sequence[Action]:
     """The plan's own actions that may start now, in addition to what the orders have started."""
     own = _due(moment)
     if moment.occasion.bundle.mode is not Mode.AUTONOMOUS or not moment.dues:
@@ -205,7 +204,7 @@ def _start(starter: Starter, actions: Sequence[Action], bundle: BundleSettings) 
     return started, refused
 
 
-def _due(moment: Moment) -> Sequence[Action]:
+def _due(moment: TickFacts) -> Sequence[Action]:
     """The actions that mode and schedules allow at this moment."""
     openings, plan = moment.openings, moment.plan
     match moment.occasion.bundle.mode:

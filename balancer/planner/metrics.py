@@ -2,25 +2,35 @@
 
 Labels come and go (a node is removed, a reason no longer holds): new values are set before stale series are removed, so
 that a scrape in between never sees a gap.
+
+A directory whose commits are timed: the daemon wraps its own in one, and everything below commits through it.
+
+Turns what migrations report into metrics and log lines.
 """
 
 import math
 import threading
 from collections import Counter as Tally
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Protocol, Self
 
 import numpy as np
+import structlog
 from prometheus_client import Gauge
 
-from balancer.directory.model import Migration, MigrationKind, NodeState
+from balancer.clock import Clock
+from balancer.directory.contract import Directory, Follower, Leadership, Secured
+from balancer.directory.model import Json, LogEntry, Migration, MigrationKind, NodeState, Record, Transaction
 from balancer.directory.snapshot import Snapshot
+from balancer.directory.store.codec import StoredEntry
+from balancer.errors import BalancerError, Conflict, Fenced, OutcomeUnknown, Unavailable
 from balancer.instruments import MESSAGE_OUTCOMES, MIGRATION_WAITS, Instruments
-from balancer.planner.loads import imbalance, node_loads
-from balancer.planner.state import BundleState, NodeReport, ScheduleReport, StateWord
-from balancer.policies.bundle_view import BundleView, PlanResult
+from balancer.migration.machine import State
+from balancer.migration.progress import Observer, Progress
+from balancer.planner.bundle_state import BundleState, NodeReport, ScheduleReport, StateWord, imbalance, node_loads
 from balancer.policies.check_options import CheckOptions
-from balancer.policies.checking import CheckBook, counts, overdue
+from balancer.policies.checking import CheckRounds, counts, overdue
+from balancer.policies.view import BundleView, PlanResult
 from balancer.settings import Mode
 
 Values = Mapping[tuple[str, ...], float]
@@ -105,7 +115,7 @@ class Reporter:
         for outcome in MESSAGE_OUTCOMES:
             i.messages_delivered.labels(outcome).inc(outcomes.get(outcome, 0))
 
-    def checks(self, bundle: str, book: CheckBook, options: CheckOptions, now: float) -> None:
+    def checks(self, bundle: str, book: CheckRounds, options: CheckOptions, now: float) -> None:
         """The consistency checker: what stands, what could not be checked, and how late it is."""
         i, round_ = self.instruments, book.round
         unchecked = {} if round_ is None else round_.unchecked
@@ -254,3 +264,114 @@ def _tablets(bundle: str, view: BundleView) -> Values:
         for at, node in enumerate(view.nodes)
         for number, word in enumerate(words)
     }
+
+
+_OUTCOMES: Final[tuple[tuple[type[BalancerError], str], ...]] = (
+    (Conflict, "conflict"),
+    (Fenced, "fenced"),
+    (Unavailable, "unavailable"),
+    (OutcomeUnknown, "unknown"),
+)
+
+
+class MeteredDirectory:
+    """See `balancer.directory.contract.Directory`: does what the wrapped one does."""
+
+    def __init__(self, directory: Directory, instruments: Instruments, clock: Clock) -> None:
+        self._directory = directory
+        self._commits = instruments.directory_commits
+        self._clock = clock
+
+    def commit(self, transaction: Transaction) -> int:
+        began, outcome = self._clock.monotonic(), "committed"
+        try:
+            return self._directory.commit(transaction)
+        except BalancerError as error:
+            outcome = next((name for kind, name in _OUTCOMES if isinstance(error, kind)), "refused")
+            raise
+        finally:
+            self._commits.labels(outcome).observe(self._clock.monotonic() - began)
+
+    def restore(self, records: Sequence[Record], *, reason: str, author: str, leader_epoch: int) -> int:
+        return self._directory.restore(records, reason=reason, author=author, leader_epoch=leader_epoch)
+
+    def snapshot(self) -> Snapshot:
+        return self._directory.snapshot()
+
+    def history(self, after: int = 0, limit: int = 100) -> Sequence[LogEntry]:
+        return self._directory.history(after, limit)
+
+    def log(self, after: int, upto: int) -> Sequence[StoredEntry] | None:
+        return self._directory.log(after, upto)
+
+    def follow(self, confirm_every: float = 1.0) -> Follower:
+        return self._directory.follow(confirm_every)
+
+    def campaign(self, name: str, timeout: float | None = None) -> Leadership | None:
+        return self._directory.campaign(name, timeout)
+
+    def leader(self) -> str | None:
+        return self._directory.leader()
+
+    def publish(self, topic: str, name: str, document: Json) -> int:
+        return self._directory.publish(topic, name, document)
+
+    def published(self, topic: str) -> Mapping[str, Json]:
+        return self._directory.published(topic)
+
+    def unpublish(self, topic: str, name: str) -> None:
+        self._directory.unpublish(topic, name)
+
+    def take_block(self, table: int) -> int:
+        return self._directory.take_block(table)
+
+    def blocks(self) -> Mapping[int, int]:
+        return self._directory.blocks()
+
+    def exposures(self, *, everything: bool = False) -> Sequence[str]:
+        return self._directory.exposures(everything=everything)
+
+    def secure(self, *, dry_run: bool) -> Secured:
+        return self._directory.secure(dry_run=dry_run)
+
+    def close(self) -> None:
+        self._directory.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+log = structlog.get_logger()
+
+
+class MigrationMetrics(Observer):
+    """Called from the migrations' own threads; does nothing that could hold one up."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def entered(self, migration: Migration, state: State) -> None:
+        log.debug("state entered", state=state)
+
+    def left(self, migration: Migration, state: State) -> None:
+        if state is State.VERIFYING and not migration.error:
+            self._reporter.verified(migration.bundle, True)
+
+    def progressed(self, migration: Migration, progress: Progress) -> None:
+        self._reporter.waits(migration, progress.reason, progress.waited)
+
+    def finished(self, migration: Migration) -> None:
+        self._reporter.waits(migration, "", 0.0)
+        detail = migration.detail
+        self._reporter.finished(
+            migration,
+            migration.state,
+            seconds=migration.updated - migration.created,
+            moved=float(detail.get("size", 0)),
+            pause=detail.get("pause"),
+        )
+        if migration.detail.get("different"):
+            self._reporter.verified(migration.bundle, False)

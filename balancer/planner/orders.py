@@ -3,7 +3,7 @@
 An order is kept in the directory as a plan in state `ordered`, with the tablets that the table had when it was given
 and nothing about how far it is: ids are never reused, so what no longer exists has been done. Every tick asks `due`
 what is left and starts as much of it as the budgets allow; a new leader continues where the last one stopped.
-`policies.sizes` decides; nothing here acts.
+`policies.resize.sizes` decides; nothing here acts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,13 +15,13 @@ from balancer.directory.model import Migration, Plan, Put, Table
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import Refused
 from balancer.policies.budgets import Admission
-from balancer.policies.bundle_view import Action, ActionKind, BundleView, Rejection, TabletHistory
-from balancer.policies.hash_leaves import MAX_MODULUS, Leaf
+from balancer.policies.keyspace.hash_leaves import MAX_MODULUS, Leaf
 from balancer.policies.options import BundleOptions
-from balancer.policies.placement_candidates import history_standing
+from balancer.policies.placement.candidates import history_standing
 from balancer.policies.reasons import MEANINGS, Left
-from balancer.policies.sizes import double, halve
-from balancer.policies.sizes_bounds import MAX_TABLETS
+from balancer.policies.resize.scope import MAX_TABLETS
+from balancer.policies.resize.sizes import double, halve
+from balancer.policies.view import Action, ActionKind, BundleView, Rejection, TabletHistory
 
 ORDERED, DONE, WITHDRAWN = "ordered", "done", "withdrawn"
 DOUBLE, HALVE = "double", "halve"

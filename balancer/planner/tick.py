@@ -1,39 +1,52 @@
 """One tick of one bundle: poll → snapshot → plan → admit → act → report.
 
-The daemon calls `run` for each bundle on its own, never twice at once. It decides nothing itself: `policies.plan`
+The daemon calls `run` for each bundle on its own, never twice at once. It decides nothing itself: `policies.plan.plan`
 decides what to do, `schedules` when; `acting` starts it, with the starter it is given. Without a starter (a standby, or
 nobody leads) everything except acting is done just the same.
+
+Whether a bundle is as it was when last planned: then planning again would find nothing again. Pure.
+
+The tick asks before it plans: most bundles are idle most of the time, or wait for what is running, and planning
+thousands of tablets is the most expensive thing a tick does. Only a plan that can start nothing is kept, and only for a
+while, because time itself (a cool-down that ends, a failure that has aged) may change the answer.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
+import numpy as np
+
 from balancer.clock import Clock
 from balancer.directory.model import Migration, MigrationKind
 from balancer.planner import orders
-from balancer.planner.acting import Acts, Moment, Occasion, plan_and_act
-from balancer.planner.follow_up import CODE as SPLIT_OFF
-from balancer.planner.follow_up import follow_ups, promised
-from balancer.planner.keys_in_use import AskNode, Samples
-from balancer.planner.loads import owned_tablets
-from balancer.planner.memory import Memory
-from balancer.planner.openings import Openings, look
-from balancer.planner.profile_keeper import ProfileKeeper
-from balancer.planner.reports import in_words, node_reports, running
-from balancer.planner.state import BundleState, NodeReport, ScheduleReport, StateWord
-from balancer.planner.steady import much_the_same, starts_nothing
-from balancer.planner.verdict import PastWindow, Situation, verdict
-from balancer.policies.bundle_view import Action, BundleView, InFlight, PlanResult
+from balancer.planner.acting import TickActions, TickFacts, TickInput, plan_and_act
+from balancer.planner.bundle_state import (
+    BundleState,
+    NodeReport,
+    ScheduleReport,
+    StateWord,
+    in_words,
+    node_reports,
+    owned_tablets,
+    running,
+)
+from balancer.planner.day_profile import ProfileKeeper
+from balancer.planner.hot_keys import AskNode, Samples
+from balancer.planner.memory import CODE as SPLIT_OFF
+from balancer.planner.memory import Memory, follow_ups, promised
+from balancer.planner.verdict import PastWindow, VerdictFacts, verdict
+from balancer.planner.windows import Openings, look
+from balancer.policies.budgets import affordable, credited, waiting_flights
 from balancer.policies.finish_by import ANY
-from balancer.policies.heat import hot_tablets
 from balancer.policies.options import BundleOptions
-from balancer.policies.plan import make_plan
-from balancer.policies.promises import affordable, credited, waiting_flights
+from balancer.policies.plan.plan import make_plan
+from balancer.policies.resize.heat import hot_tablets
+from balancer.policies.view import Action, BundleView, Floats, InFlight, NodeView, PlanResult
 from balancer.polling.poller import ClusterPoll, Poller, heirs
 from balancer.polling.view import Capacity, KeptColumns, Remembered, build_view
 from balancer.settings import BundleSettings, Mode
-from balancer.settings.windows import too_short
+from balancer.settings.schedules import too_short
 
 RATE_SAMPLE = 20  # finished moves from which the rate of the next ones is estimated
 
@@ -55,7 +68,7 @@ class BundleTick:
         self._window = PastWindow()
         self._planned: tuple[BundleView, BundleOptions, PlanResult] | None = None
 
-    def run(self, occasion: Occasion) -> BundleState:
+    def run(self, occasion: TickInput) -> BundleState:
         """Does everything that is due."""
         began = self._clock.monotonic()
         now = self._clock.now()
@@ -72,7 +85,7 @@ class BundleTick:
         options = occasion.bundle.options
         plan = self._plan(view, options, again=occasion.asked or bool(occasion.rounds))
         dues = [orders.due(order, view, options) for order in occasion.orders]
-        moment = Moment(occasion, now, openings, view, owed, plan, dues)
+        moment = TickFacts(occasion, now, openings, view, owed, plan, dues)
         plan_id, acts = plan_and_act(moment)
         nodes = node_reports(occasion.snapshot, occasion.bundle.name, poll, in_the_way)
         word, sentence = verdict(_situation(moment, plan_id, nodes, acts))
@@ -117,7 +130,7 @@ class BundleTick:
         elif self._opened is None:
             self._opened = now
 
-    def _view(self, occasion: Occasion, poll: ClusterPoll, openings: Openings, now: datetime) -> BundleView:
+    def _view(self, occasion: TickInput, poll: ClusterPoll, openings: Openings, now: datetime) -> BundleView:
         bundle, snapshot = occasion.bundle, occasion.snapshot
         migrations = [record for record in snapshot.migrations.values() if record.bundle == bundle.name]
         remembered = Remembered(
@@ -162,7 +175,7 @@ class BundleTick:
         moves = [record for record in migrations if record.operation is MigrationKind.MOVE and record.created >= since]
         return float(sum(record.detail.get("size", 0) for record in moves))
 
-    def _owed(self, occasion: Occasion, view: BundleView, openings: Openings, now: datetime) -> list[Action]:
+    def _owed(self, occasion: TickInput, view: BundleView, openings: Openings, now: datetime) -> list[Action]:
         """Moves that migrations asked for, where this tick may start them."""
         if occasion.starter is None or occasion.bundle.mode is Mode.OBSERVE or occasion.paused(now):
             return []
@@ -180,7 +193,7 @@ def _reshaped_last(migrations: Sequence[Migration]) -> bool:
     return newest is not None and newest.operation is not MigrationKind.MOVE
 
 
-def _waiting(occasion: Occasion, openings: Openings, started: Sequence[Action], view: BundleView) -> list[InFlight]:
+def _waiting(occasion: TickInput, openings: Openings, started: Sequence[Action], view: BundleView) -> list[InFlight]:
     """The rest of exchanges and chains, and parts of splits whose window is open: not started yet, and credited."""
     snapshot, name = occasion.snapshot, occasion.bundle.name
     free = occasion.bundle.migration.finish_by == ANY
@@ -190,13 +203,13 @@ def _waiting(occasion: Occasion, openings: Openings, started: Sequence[Action], 
     return waiting_flights(promised(snapshot, name, owed, {one.tablets[0] for one in started}), view)
 
 
-def _situation(moment: Moment, plan_id: str, nodes: tuple[NodeReport, ...], acts: Acts) -> Situation:
+def _situation(moment: TickFacts, plan_id: str, nodes: tuple[NodeReport, ...], acts: TickActions) -> VerdictFacts:
     occasion, view = moment.occasion, moment.view
     bundle, snapshot = occasion.bundle, occasion.snapshot
     held = moment.openings.overrunning(snapshot, bundle)
     records = running(snapshot, bundle.name)
     waits = bundle.mode is Mode.APPROVE and not occasion.approved
-    return Situation(
+    return VerdictFacts(
         now=moment.now,
         mode=bundle.mode,
         plan=moment.plan,
@@ -241,3 +254,75 @@ def _measured_rate(migrations: Sequence[Migration]) -> float | None:
     size = sum(record.detail.get("size", 0) for record in newest)
     seconds = sum(record.updated - record.created for record in newest)
     return size / seconds if size and seconds else None
+
+
+KEPT_SECONDS = 60.0
+RELATIVE = 0.01
+BYTES = 1 << 20
+ROWS_PER_SECOND = 0.5
+"""Smaller differences are ignored: they are far below any threshold of the policies."""
+
+
+def starts_nothing(plan: PlanResult) -> bool:
+    """Whether a plan starts nothing at all: what it wants has to wait for what is running, or forever."""
+    return not (plan.actions or plan.node_changes)
+
+
+def much_the_same(before: BundleView, after: BundleView) -> bool:
+    """Whether nothing that a plan could see has changed, except the time."""
+    if not 0.0 <= after.now - before.now <= KEPT_SECONDS:
+        return False
+    if (
+        before.profile is not after.profile
+        or after.samples
+        or _facts(before) != _facts(after)
+        or _longer(before, after)
+    ):
+        return False
+    nodes = zip(before.nodes, after.nodes, strict=True)
+    return all(_same_node(*pair) for pair in nodes) and _same_tablets(before, after)
+
+
+def _facts(view: BundleView) -> tuple[object, ...]:
+    return (
+        *(view.bundle, len(view.nodes), view.tables, view.pinned, view.quarantined, view.in_flight, view.samples),
+        *(dict(view.history), view.bytes_moved_in_window, view.measured_bytes_per_second, view.balancing),
+        view.overloaded_since,
+    )
+
+
+def _longer(before: BundleView, after: BundleView) -> bool:
+    """Whether there is more time than there was: what did not fit may fit now."""
+    then, now = before.window_seconds_left, after.window_seconds_left
+    return then is not None and (now is None or now > then)
+
+
+def _same_node(before: NodeView, after: NodeView) -> bool:
+    if replace(before, disk_used=None) != replace(after, disk_used=None):
+        return False
+    used = before.disk_used, after.disk_used
+    return used[0] == used[1] or (None not in used and _close(np.array(used[0]), np.array(used[1]), BYTES))
+
+
+def _same_tablets(before: BundleView, after: BundleView) -> bool:
+    old, new = before.tablets, after.tablets
+    exact = all(
+        np.array_equal(getattr(old, name), getattr(new, name)) for name in ("ids", "node", "moduli", "remainders")
+    )
+    if not exact or old.lowers != new.lowers:
+        return False
+    sizes = all(_close(getattr(old, name), getattr(new, name), BYTES) for name in ("sizes", "memory"))
+    return sizes and all(_same_rate(getattr(old, name), getattr(new, name)) for name in _RATES)
+
+
+_RATES = ("write_rate", "read_rate", "write_rate_1h", "read_rate_1h", "scan_rate")
+
+
+def _same_rate(before: Floats | None, after: Floats | None) -> bool:
+    if before is None or after is None:
+        return before is after
+    return _close(before, after, ROWS_PER_SECOND)
+
+
+def _close(before: Floats, after: Floats, least: float) -> bool:
+    return bool(np.allclose(after, before, rtol=RELATIVE, atol=least))

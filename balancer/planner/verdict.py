@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from balancer.nodes.brief import LOCKED_OUT
-from balancer.planner.openings import Openings
-from balancer.planner.state import NodeReport, ScheduleReport, StateWord
-from balancer.policies.bundle_view import ActionKind, PlanResult
+from balancer.nodes.session.connection import LOCKED_OUT
+from balancer.planner.bundle_state import NodeReport, ScheduleReport, StateWord
+from balancer.planner.windows import Openings
 from balancer.policies.reasons import Left
+from balancer.policies.view import ActionKind, PlanResult
 from balancer.settings import Mode
 
 EVEN = 99.0
@@ -20,7 +20,7 @@ EVEN = 99.0
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class VerdictFacts:
     """What a verdict is made from."""
 
     now: datetime
@@ -85,7 +85,7 @@ class PastWindow:
         return f"; the window of {self.missed:%Y-%m-%d %H:%M} UTC was missed{last}"
 
 
-def verdict(situation: Situation) -> tuple[StateWord, str]:
+def verdict(situation: VerdictFacts) -> tuple[StateWord, str]:
     """The word, and the sentence that says what, how long still, until when or by what."""
     # Moves that help only after others stay pending if those others do not come: by themselves they do not count.
     wanted = len(situation.plan.actions) and len(situation.plan.actions) + situation.plan.pending_moves
@@ -108,7 +108,7 @@ def _is_broken(node: NodeReport) -> bool:
     return node.state != "lost" and bool(not node.reachable or node.is_standby or node.disagreements)
 
 
-def _healthy(situation: Situation, wanted: int) -> tuple[StateWord, str]:
+def _healthy(situation: VerdictFacts, wanted: int) -> tuple[StateWord, str]:
     if situation.orders or not wanted:
         return _ordered(situation) if situation.orders else _idle(situation)
     blocked = _steering(situation) or situation.refused
@@ -117,13 +117,13 @@ def _healthy(situation: Situation, wanted: int) -> tuple[StateWord, str]:
     return _to_come(situation, wanted)
 
 
-def _to_come(situation: Situation, wanted: int) -> tuple[StateWord, str]:
+def _to_come(situation: VerdictFacts, wanted: int) -> tuple[StateWord, str]:
     if not situation.schedule.open:
         return StateWord.WAITING, _waiting(situation, wanted)
     return StateWord.WORKING, f"{_actions(wanted)} about to start"
 
 
-def _working(situation: Situation) -> str:
+def _working(situation: VerdictFacts) -> str:
     first = situation.running[0]
     more = len(situation.running) - 1
     left = situation.plan.pending_moves + max(0, len(situation.plan.actions) - situation.started)
@@ -132,13 +132,13 @@ def _working(situation: Situation) -> str:
     return words + (f"; {_actions(left)} to follow" if left else "")
 
 
-def _held(situation: Situation) -> str:
+def _held(situation: VerdictFacts) -> str:
     more = len(situation.held) - 1
     words = situation.held[0] + (f" and {more} more" if more else "")
     return f"{words} {_until(situation.schedule)}"
 
 
-def _ordered(situation: Situation) -> tuple[StateWord, str]:
+def _ordered(situation: VerdictFacts) -> tuple[StateWord, str]:
     """An order is in progress, and nothing is running at this moment."""
     order, unscheduled = situation.orders[0]
     if situation.paused:
@@ -152,7 +152,7 @@ def _ordered(situation: Situation) -> tuple[StateWord, str]:
     return StateWord.WORKING, order
 
 
-def _paused(situation: Situation) -> str:
+def _paused(situation: VerdictFacts) -> str:
     until = f" until {situation.paused_until:%Y-%m-%d %H:%M} UTC" if situation.paused_until else ""
     return f"paused by an operator{until}"
 
@@ -174,7 +174,7 @@ def down_words(node: NodeReport) -> str:
     return f"{node.id} is down{since} ({node.error})" if node.error else f"{node.id} is down{since}"
 
 
-def _idle(situation: Situation) -> tuple[StateWord, str]:
+def _idle(situation: VerdictFacts) -> tuple[StateWord, str]:
     hindrance = _hindrance(situation.plan)
     draining = [node.id for node in situation.nodes if node.state == "draining"]
     stuck = [node for node in draining if situation.owned.get(node)]
@@ -283,7 +283,7 @@ _OFF = {
 }
 
 
-def _steering(situation: Situation) -> str:
+def _steering(situation: VerdictFacts) -> str:
     wanted = _actions(len(situation.plan.actions) + situation.plan.pending_moves)
     if situation.paused:
         return f"{_paused(situation)}; {wanted} held back"
@@ -296,7 +296,7 @@ def _steering(situation: Situation) -> str:
     return ""
 
 
-def _waiting(situation: Situation, wanted: int) -> str:
+def _waiting(situation: VerdictFacts, wanted: int) -> str:
     return f"{_actions(wanted)} {_until(situation.schedule)}"
 
 

@@ -2,25 +2,35 @@
 
 The daemon owns one `Poller` and calls `poll` once per tick, always from the same thread. A node that does not answer,
 is a standby or contradicts the directory is a value in the result; what was last known about its tablets stays.
+
+What each node last said about its place in time: kept across polls, restarts and leaders, by notes in the directory.
+
+Belongs to one poller. The leader publishes it after its polls; everybody reads what was published when they begin. No
+commit is made for it: a lost or late note only makes the memory older, which can hide that a node went back, but never
+claims it. The node's `generation` in the directory says what an operator has accepted since.
 """
 
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 import structlog
 
 from balancer.clock import Clock
+from balancer.directory.contract import Directory
 from balancer.directory.identity import identity_of
-from balancer.directory.model import MigrationKind, Node
+from balancer.directory.model import Json, MigrationKind, Node
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
-from balancer.nodes.connection import Address, Target, Timeouts, connect, deadline, translated
-from balancer.nodes.connection_holder import ConnectionHolder
-from balancer.nodes.footing import Forks
-from balancer.nodes.names import Name
-from balancer.nodes.ownership import (
+from balancer.naming import Name
+from balancer.nodes.session.ask_all import FanOut, Unreachable
+from balancer.nodes.session.connection import Address, Target, Timeouts, connect, deadline, translated
+from balancer.nodes.session.holder import ConnectionHolder
+from balancer.polling.node_poll import Claim, NodePoll, poll_node, read_forks
+from balancer.polling.ownership import (
     DirectoryView,
     Disagreement,
     Expected,
@@ -29,15 +39,59 @@ from balancer.nodes.ownership import (
     narrowed,
     stale_claims,
 )
-from balancer.nodes.poll import NodePoll, poll_node, read_forks
-from balancer.nodes.poll_columns import Claim
-from balancer.polling.fanout import FanOut, Unreachable
-from balancer.polling.footings import FootingBook
-from balancer.polling.index import TabletIndex, build_index, nothing_on
-from balancer.polling.map_columns import ColumnBook
-from balancer.polling.own_work import own_work
-from balancer.polling.rates import Heir, Rates, advance, first_rates
-from balancer.polling.sampling import CounterSampler
+from balancer.polling.rates import CounterSampler, Heir, Rates, advance, first_rates, own_work
+from balancer.polling.rewind import Footing, Forks, read_footing, went_back
+from balancer.polling.tablet_index import ColumnCache, TabletIndex, build_index, nothing_on
+
+TOPIC: Final = "footings"
+"""The topic of the notes; their names are those of the bundles."""
+
+
+class FootingNotes:
+    """Safe to read from the threads that ask the nodes."""
+
+    def __init__(self, known: Mapping[str, tuple[int, Footing]] | None = None) -> None:
+        self._known = dict(known or {})  # node → generation and footing
+        self._lock = threading.Lock()
+        self._published: Json = None
+
+    @classmethod
+    def load(cls, directory: Directory, bundle: str) -> "FootingNotes":
+        """As it was last published."""
+        noted = directory.published(TOPIC).get(bundle) or {}
+        return cls({node: (int(said["generation"]), read_footing(said)) for node, said in noted.items()})
+
+    def of(self, node: Node) -> Footing | None:
+        """What the node said last, if that still counts."""
+        with self._lock:
+            generation, footing = self._known.get(node.id, (-1, None))
+        return footing if generation >= node.generation else None
+
+    def look(self, node: Node, poll: NodePoll) -> str:
+        """Why the node has gone back, by its answer; empty: it has not, and the answer is remembered."""
+        now, before = poll.footing, self.of(node)
+        if before is not None:
+            why = went_back(before, now, poll.forks)
+            if why:
+                return why
+            if now.timeline > before.timeline and poll.forks is None:
+                # The history could not be read, perhaps only now: where the log was on its old timeline still counts.
+                now = replace(now, timeline=before.timeline, position=before.position)
+        with self._lock:
+            self._known[node.id] = node.generation, now
+        return ""
+
+    def publish(self, directory: Directory, bundle: str) -> None:
+        """Leaves the note if something has changed since the last one."""
+        with self._lock:
+            note = {
+                node: {"generation": generation, **footing.document()}
+                for node, (generation, footing) in self._known.items()
+            }
+        if note != self._published:
+            directory.publish(TOPIC, bundle, note)
+            self._published = note
+
 
 log = structlog.get_logger()
 
@@ -98,19 +152,19 @@ class Poller:
         patience: float = 5.0,
         *,
         newest_epoch: Callable[[], int] = lambda: 0,
-        book: FootingBook | None = None,
+        book: FootingNotes | None = None,
     ) -> None:
         """`newest_epoch` reads the newest leader's epoch from the directory: called when a node knows a newer one than
         the snapshot, which may be from before an election that changed nothing else."""
         self._cluster = cluster
         self._clock = clock
         self._newest_epoch = newest_epoch
-        self._book = book or FootingBook()
+        self._book = book or FootingNotes()
         self._patience = patience
         timeouts = Timeouts(connect=patience, statement=patience, lock=min(1.0, patience), network=patience)
         self._holder = ConnectionHolder("poll", timeouts)
         self._fan_out: FanOut[NodePoll] = FanOut(clock)
-        self.columns = ColumnBook()
+        self.columns = ColumnCache()
         self._index = build_index(Snapshot(version=-1), ())
         self._sampler = CounterSampler()
         self._rates = first_rates()

@@ -6,16 +6,31 @@ application, or a burst) outweighs those that follow. A counter that went down w
 counted since. A tablet whose partition is a different one than before (it moved) starts a new baseline and keeps its
 rates: they are the best guess there is. For a tablet that a split or a merge has made, so are its parents' rates, until
 it has been measured itself. Time is given; nothing here reads a clock.
+
+The answers of all nodes as one sample: what each tablet holds and has done, in columns. Only the owner's partitions
+count: a copy in the making does not.
+
+Which counters our own work has touched, so that the poller does not take it for load. Pure.
+
+A copy, a checksum or a split reads every row, and PostgreSQL counts that like anybody's reads. The poller makes a
+tablet's number from here part of where its counters come from: when it changes, the tablet's rates begin a new interval
+instead of showing what we did.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies.bundle_view import Floats, Ints
+from balancer.directory.model import Migration
+from balancer.directory.snapshot import Snapshot
+from balancer.policies.view import Floats, Ints
+from balancer.polling.node_poll import FIGURES, NodePoll
+from balancer.polling.tablet_index import NOBODY, TabletIndex, nothing_on
 
 COUNTERS = ("inserted", "updated", "deleted", "sequential_reads", "index_reads", "sequential_scans")
 KINDS = ("writes", "sequential_reads", "index_reads", "sequential_scans")
@@ -205,3 +220,167 @@ def _within(ids: Ints, others: Ints) -> npt.NDArray[np.bool_]:
     if not len(others):
         return np.zeros(len(ids), np.bool_)
     return np.asarray(others[np.minimum(np.searchsorted(others, ids), len(others) - 1)] == ids)
+
+
+_SIZES = [FIGURES.index(name) for name in ("heap_bytes", "toast_bytes", "index_bytes")]
+_ROWS = FIGURES.index("rows")
+_COUNTERS = [FIGURES.index(name) for name in COUNTERS]
+_OID = FIGURES.index("oid")
+_NO_IDS = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layout:
+    """Where the partitions of all nodes, one node after the other, belong among the tablets."""
+
+    owners: tuple[Ints, ...]
+    """Of each node's partitions; what this was made from."""
+    order: Ints
+    """Places of the partitions of tablets, in the order of the tablets' ids."""
+    starts: Ints
+    """Where each tablet's partitions begin in that order."""
+    ids: Ints
+
+    def summed(self, figures: Ints) -> Ints:
+        """Figures of partitions, in columns, summed for each tablet."""
+        ordered = figures[..., self.order]
+        if len(self.starts) == len(self.order):
+            return ordered
+        return np.asarray(np.add.reduceat(ordered, self.starts, axis=-1)) if len(self.starts) else ordered
+
+
+class CounterSampler:
+    """Keeps the layout, which changes only when a partition comes or goes, and the last sample. For one poller."""
+
+    def __init__(self) -> None:
+        self._layout = _Layout((), _NO_IDS, _NO_IDS, _NO_IDS)
+        self._made_of: tuple[list[Ints], Ints] = [], _NO_IDS
+        self._last = empty_sample()
+
+    def sample(
+        self, answers: Mapping[str, NodePoll], index: TabletIndex, at: float, touched: Mapping[int, int]
+    ) -> CounterSample:
+        """Sums the partitions of each tablet; `touched`: see `rates`. Reuses the columns of the last sample if no
+        node has anything new to say."""
+        owners = tuple(
+            (index.by_node.get(node) or nothing_on(node)).owners(answer.partitions.named)
+            for node, answer in answers.items()
+        )
+        layout, before = self._kept(owners), self._layout
+        self._layout = layout
+        polls, servers = [answer.partitions.numbers for answer in answers.values()], _servers(answers)
+        last, known = self._last, self._made_of
+        if layout is not before or not _same_objects(known[0], polls) or not np.array_equal(known[1], servers):
+            last = self._last = self._summed(layout, polls, servers)
+            self._made_of = polls, servers
+        return CounterSample(
+            last.ids,
+            _changed(last.ids, last.sources, touched),
+            np.full(len(last.ids), at),
+            last.counters,
+            last.sizes,
+            last.rows,
+        )
+
+    def _summed(self, layout: _Layout, polls: Sequence[Ints], servers: Ints) -> CounterSample:
+        """One figure after the other: all of them at once would be in memory several times over."""
+
+        def figure(place: int) -> Ints:
+            return np.concatenate([_NO_IDS, *(numbers[place] for numbers in polls)])
+
+        def summed(places: Sequence[int]) -> Floats:
+            return layout.summed(np.sum([figure(place) for place in places], axis=0)).astype(np.float64)
+
+        counters = np.empty((len(COUNTERS), len(layout.ids)))
+        for row, place in enumerate(_COUNTERS):
+            counters[row] = summed([place])
+        per_partition = np.repeat(servers, [numbers.shape[1] for numbers in polls])
+        sources = layout.summed(_mixed(figure(_OID) + per_partition))
+        return CounterSample(layout.ids, sources, np.zeros(0), counters, summed(_SIZES), summed([_ROWS]))
+
+    def _kept(self, owners: tuple[Ints, ...]) -> _Layout:
+        known = self._layout.owners
+        if _same_objects(known, owners):
+            return self._layout
+        every = np.concatenate([_NO_IDS, *owners])
+        order = np.argsort(every, kind="stable")
+        order = order[np.searchsorted(every[order], NOBODY, side="right") :]
+        ids, starts = np.unique(every[order], return_index=True)
+        return _Layout(owners, order, starts, ids)
+
+
+def _changed(ids: Ints, sources: Ints, touched: Mapping[int, int]) -> Ints:
+    """Where counters come from; changes where our own work has touched them."""
+    if not touched:
+        return sources
+    found = sources.copy()
+    busy, works = np.array(list(touched), np.int64), np.array(list(touched.values()), np.int64)
+    measured_too = np.isin(busy, ids)
+    found[np.searchsorted(ids, busy[measured_too])] ^= works[measured_too]
+    return found
+
+
+def _servers(answers: Mapping[str, NodePoll]) -> Ints:
+    """For each node a number of its own and of when its statistics began."""
+    return np.array([hash((node, answer.facts.stats_reset)) // 2 for node, answer in answers.items()], np.int64)
+
+
+def _same_objects(before: Sequence[object], after: Sequence[object]) -> bool:
+    return len(before) == len(after) and all(map(is_, before, after))
+
+
+def _mixed(numbers: Ints) -> Ints:
+    """Scatters them, so that sums of a few differ whenever one of them does."""
+    mixed = numbers.astype(np.uint64)
+    for shift in (30, 27):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(0xBF58476D1CE4E5B9)
+    return mixed.astype(np.int64)
+
+
+ATTACHING = ("swapping", "committing", "opening", "retiring", "done")
+"""States of a migration from which partitions may have been attached or detached."""
+
+
+def own_work(snapshot: Snapshot, poll: int) -> dict[int, int]:
+    """Tablet → a number that changes with our own work on it; tablets that we have never touched are left out.
+
+    While a migration is under way it changes with every poll, whose number is given: checksums and scans continue
+    within one step, so the rates stand still until the end.
+    """
+    found = _neighbours(snapshot, poll)
+    for record in snapshot.migrations.values():
+        step = hash((record.id, record.state, 0 if record.finished else poll))
+        for tablet in {*record.sources, *(target.id for target in record.targets)}:
+            found[tablet] = found.get(tablet, 0) ^ step
+    return found
+
+
+def _neighbours(snapshot: Snapshot, poll: int) -> dict[int, int]:
+    """The table's other tablets on the nodes where one comes or goes.
+
+    Where a root of a table refers to another by a foreign key, PostgreSQL reads a whole root on that node: when a
+    partition is attached, to see that its rows' targets are there, and when one is detached, that none points into it.
+    """
+    touched: dict[tuple[int, str], int] = defaultdict(int)
+    for record in snapshot.migrations.values():
+        if _reads_neighbours(snapshot, record):
+            for node in {record.source_node, record.target_node}:
+                touched[record.table, node] ^= hash((record.id, 0 if record.finished else poll))
+    found: dict[int, int] = {}
+    for (table, node), number in touched.items():
+        found |= dict.fromkeys(_tablets_on(snapshot, table, node), number)
+    return found
+
+
+def _reads_neighbours(snapshot: Snapshot, record: Migration) -> bool:
+    table = snapshot.tables.get(record.table)
+    return table is not None and len(table.roots) > 1 and record.state in ATTACHING
+
+
+def _tablets_on(snapshot: Snapshot, table: int, node: str) -> list[int]:
+    columns = snapshot.columns(table)
+    if node not in columns.nodes:
+        return []
+    mine = np.asarray(columns.node, np.int64) == list(columns.nodes).index(node)
+    tablets: list[int] = np.asarray(columns.ids, np.int64)[mine].tolist()
+    return tablets

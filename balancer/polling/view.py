@@ -1,6 +1,11 @@
 """One bundle as the policies see it: the directory's map and the last poll, joined into columns. Pure.
 
 What a poll has not seen yet counts as nothing: no bytes, no rows, no rates. An untrusted node counts as down.
+
+Reference tables by the directory: where their home is, which streams their copies have, which nodes lack a copy.
+
+Pure. A copy is ready while its slot at the home has a reader: the subscription is made in the transaction that fills
+the copy. A node without all copies of its bundle gets no tablets: their foreign keys would find nothing there.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,10 +13,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from balancer.directory.model import CLOSED_BY_DAEMON, EXPIRY, Migration, Node, NodeState, Table, TabletState
-from balancer.directory.pages import STATES
+from balancer.directory.model import CLOSED_BY_DAEMON, EXPIRY, Migration, Node, NodeState, Table, Tablet, TabletState
 from balancer.directory.snapshot import Snapshot
-from balancer.policies.bundle_view import (
+from balancer.directory.store.pages import STATES
+from balancer.naming import Name, parse_name
+from balancer.nodes.tablets.object_names import stream_name
+from balancer.nodes.tablets.reference_copies import Side, stream_of
+from balancer.policies.options import BundleOptions, InMemoryMode
+from balancer.policies.view import (
     BundleView,
     Floats,
     InFlight,
@@ -23,10 +32,8 @@ from balancer.policies.bundle_view import (
     TabletHistory,
     TableView,
 )
-from balancer.policies.options import BundleOptions, InMemoryMode
-from balancer.polling.map_columns import ColumnBook, MapColumns
 from balancer.polling.poller import ClusterPoll, Health, NodeAnswer
-from balancer.polling.reference_streams import without_copies
+from balancer.polling.tablet_index import ColumnCache, MapColumns
 
 _CONDITIONS = {
     NodeState.ACTIVE: NodeCondition.ACTIVE,
@@ -73,7 +80,7 @@ def build_view(
     """The view from which a plan is made. `kept`: what stays the same from one to the next."""
     nodes = [node for node in snapshot.nodes.values() if node.bundle == bundle]
     tables = [table for table in snapshot.tables.values() if table.bundle == bundle and not table.everywhere]
-    placed = (kept or KeptColumns(ColumnBook())).placed(snapshot, tables, nodes)
+    placed = (kept or KeptColumns(ColumnCache())).placed(snapshot, tables, nodes)
     waiting = without_copies(snapshot, bundle, poll)
     return BundleView(
         bundle=bundle,
@@ -120,7 +127,7 @@ class _Placed:
 class KeptColumns:
     """Keeps, from view to view of one bundle, what only a commit can change. For one thread at a time."""
 
-    def __init__(self, book: ColumnBook) -> None:
+    def __init__(self, book: ColumnCache) -> None:
         self._book = book
         self._last: _Placed | None = None
 
@@ -241,3 +248,54 @@ def _in_flight(snapshot: Snapshot, bundle: str) -> tuple[InFlight, ...]:
 def _touched(migration: Migration) -> tuple[int, ...]:
     """The tablets before and after: what a split makes exists before the split has ended."""
     return tuple(dict.fromkeys((*migration.sources, *(target.id for target in migration.targets))))
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceTable:
+    """A table that is everywhere."""
+
+    table: Table
+    tablet: Tablet
+    """Its owner is the home."""
+    streams: Mapping[str, str]
+    """For each node with a copy, the name of its stream."""
+
+    @property
+    def home(self) -> str:
+        return self.tablet.node
+
+    @property
+    def names(self) -> tuple[Name, ...]:
+        return tuple(map(parse_name, self.table.roots))
+
+
+def reference_tables(snapshot: Snapshot, bundle: str) -> list[ReferenceTable]:
+    """Those of a bundle. A lost node no longer has a copy."""
+    return [
+        ReferenceTable(table, tablet, _streams(snapshot, tablet, bundle))
+        for table in snapshot.tables.values()
+        if table.everywhere and table.bundle == bundle
+        for tablet in snapshot.tablets(table.id)
+    ]
+
+
+def _streams(snapshot: Snapshot, tablet: Tablet, bundle: str) -> dict[str, str]:
+    home = Side(tablet.node, snapshot.nodes[tablet.node].generation)
+    return {
+        node.id: stream_of(tablet.id, tablet.epoch, home, Side(node.id, node.generation))
+        for node in snapshot.nodes.values()
+        if node.bundle == bundle and node.id != tablet.node and node.state is not NodeState.LOST
+    }
+
+
+def without_copies(snapshot: Snapshot, bundle: str, poll: ClusterPoll) -> dict[str, str]:
+    """The nodes on which a copy is missing or not followed, by the last poll, each with the first such table."""
+    found: dict[str, str] = {}
+    for reference in reference_tables(snapshot, bundle):
+        report = poll.nodes.get(reference.home)
+        slots = report.poll.facts.slots if report is not None and report.poll is not None else ()
+        active = {slot.name for slot in slots if slot.active}
+        for node, stream in reference.streams.items():
+            if stream_name(stream) not in active:
+                found.setdefault(node, reference.table.name)
+    return found

@@ -3,8 +3,7 @@
 `load_settings` is the entry; everything it returns is frozen. Secrets are `SecretStr`: they print as asterisks.
 """
 
-from balancer.settings.autonomy import Mode
-from balancer.settings.files import READ_AT_START, DaemonFile, waits_for_restart
+from balancer.settings.files import READ_AT_START, DaemonFile, Mode, waits_for_restart
 from balancer.settings.load import BundleSettings, NodeSettings, Settings, TableSettings, load_settings
 from balancer.settings.migration import MigrationSettings, WantedMode
 from balancer.settings.mistakes import ConfigurationError, Mistake

@@ -1,7 +1,11 @@
-"""The shapes of `balancer.toml` and of `bundles/<name>.toml`. Reading them is the business of `load`."""
+"""The shapes of `balancer.toml` and of `bundles/<name>.toml`. Reading them is the business of `load`.
+
+How far the daemon may go on its own in a bundle.
+"""
 
 import re
 import socket
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -18,7 +22,6 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from balancer.outside import quoted
 from balancer.policies.check_options import CheckOptions
 from balancer.policies.options import (
     BalancerOptions,
@@ -28,11 +31,20 @@ from balancer.policies.options import (
     PlacementRule,
     TableOptions,
 )
-from balancer.settings.autonomy import Mode
-from balancer.settings.derive import check_formula, model_of
-from balancer.settings.message_handlers import ATTEMPTS
+from balancer.settings.from_options import check_formula, model_of
+from balancer.settings.messages import ATTEMPTS
 from balancer.settings.migration import MigrationSettings
 from balancer.settings.units import Dsn, parse_duration, parse_size
+from balancer.untrusted import quoted
+
+
+class Mode(StrEnum):
+    """What a bundle's daemon does with its plans."""
+
+    OBSERVE = "observe"  # plans and reports only
+    APPROVE = "approve"  # a plan waits for `balancer apply`
+    AUTONOMOUS = "autonomous"
+
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)?")
 _LONGEST_NAME = 200  # two of PostgreSQL's longest and more
@@ -307,7 +319,7 @@ class NodeSection(Section):
 
 
 class MessageSection(Section):
-    """`[tables.NAME.messages.MESSAGE]`: see `message_handlers`."""
+    """`[tables.NAME.messages.MESSAGE]`: see `messages`."""
 
     apply: str
     """The statement that applies the message at its target; `%(name)s` is a value of the message or of the target's

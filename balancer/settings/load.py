@@ -16,8 +16,6 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_settings.exceptions import SettingsError
 
 from balancer.errors import UserError
-from balancer.outside import one_line, read_secret_file, read_text_file, visible
-from balancer.policies.bundle_view import NodeView
 from balancer.policies.check_options import CheckOptions
 from balancer.policies.options import (
     BalancerOptions,
@@ -28,15 +26,15 @@ from balancer.policies.options import (
     PlacementRule,
     TableOptions,
 )
-from balancer.settings import rules
-from balancer.settings.autonomy import Mode
-from balancer.settings.checks_section import check_checks
-from balancer.settings.derive import build
-from balancer.settings.files import BundleFile, DaemonFile, NodeSection
-from balancer.settings.message_handlers import MessageSettings, check_message
+from balancer.policies.view import NodeView
+from balancer.settings import cross_checks
+from balancer.settings.cross_checks import check_checks, check_rules
+from balancer.settings.files import BundleFile, DaemonFile, Mode, NodeSection
+from balancer.settings.from_options import build
+from balancer.settings.messages import MessageSettings, check_message
 from balancer.settings.migration import MigrationSettings
 from balancer.settings.mistakes import ConfigurationError, Mistake, translate
-from balancer.settings.placement_rules import check_rules
+from balancer.untrusted import one_line, read_secret_file, read_text_file, visible
 
 DEFAULT_PLACES = (Path("balancer.toml"), Path("/etc/tablet-balancer/balancer.toml"))
 
@@ -205,7 +203,7 @@ def _load_bundle(
     places = [NodeView(name, zone=section.zone) for name, section in read.nodes.items()]
     mistakes.extend(Mistake(str(file), key, message) for key, message in check_rules(options, places, layouts))
     for name, section in read.tables.items():
-        found = rules.check_periods(options.tables[name], _table(name, section).layout)
+        found = cross_checks.check_periods(options.tables[name], _table(name, section).layout)
         mistakes.extend(Mistake(str(file), f"tables.{name}.{key}", message) for key, message in found)
         found = _message_mistakes(_table(name, section).messages, options.tables[name])
         mistakes.extend(Mistake(str(file), f"tables.{name}.{key}", message) for key, message in found)
@@ -240,16 +238,16 @@ def env_prefix(name: str) -> str:
 
 
 def _broken_rules(options: BundleOptions, migration: MigrationSettings) -> Iterator[tuple[str, str]]:
-    for key, message in rules.check_migration(migration):
+    for key, message in cross_checks.check_migration(migration):
         yield f"migration.{key}", message
-    for key, message in rules.check_balancer(options.balancer):
+    for key, message in cross_checks.check_balancer(options.balancer):
         yield f"tablet_balancer_config.{key}", message
-    for key, message in rules.check_heat(options.heat):
+    for key, message in cross_checks.check_heat(options.heat):
         yield f"heat.{key}", message
-    for key, message in rules.check_placement(options.placement):
+    for key, message in cross_checks.check_placement(options.placement):
         yield f"placement.{key}", message
     for name, table in options.tables.items():
-        for key, message in rules.check_table(table, options.balancer.groups):
+        for key, message in cross_checks.check_table(table, options.balancer.groups):
             yield f"tables.{name}.{key}", message
 
 

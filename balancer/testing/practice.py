@@ -22,19 +22,19 @@ from typing import Any, Self
 from uuid import uuid4
 
 from balancer.client import AsyncRouter, PoolSettings, Router, locate_key
-from balancer.client.locate import NO_KEY, AnyKey
 from balancer.directory.contract import Directory, Leadership
+from balancer.directory.locate import NO_KEY, AnyKey
 from balancer.directory.model import Bundle, Migration, Node, Put, Transaction
-from balancer.directory.open import cluster_name, open_directory
+from balancer.directory.open import open_directory
 from balancer.embedded.cluster import EmbeddedCluster
 from balancer.errors import Refused, UserError
+from balancer.features.tables.adopt import TableRequest
+from balancer.features.tables.create import create
 from balancer.migration.begin import begin_move
 from balancer.migration.runner import Runner
-from balancer.nodes.connection import Address, Connection, connect
-from balancer.nodes.names import parse_name
+from balancer.naming import cluster_name, parse_name
+from balancer.nodes.session.connection import Address, Connection, connect
 from balancer.settings import MigrationSettings
-from balancer.tables.adopt import TableRequest
-from balancer.tables.create import create
 
 _BUNDLE = "practice"
 # A block that the test itself keeps open is reported as being in the way after seconds, not minutes.

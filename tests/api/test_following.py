@@ -10,17 +10,18 @@ from pydantic import SecretStr
 
 from balancer.api import directory_feed
 from balancer.api.app import create_app
-from balancer.api.long_poll import Turns
+from balancer.api.directory_feed import Turns
 from balancer.api.server import ApiServer
 from balancer.client import Router
-from balancer.directory import batch, http_directory, snapshot_codec
+from balancer.directory import http
 from balancer.directory.contract import Directory
 from balancer.directory.credentials import Credentials
 from balancer.directory.handover_record import HandoverRecord, signpost
 from balancer.directory.model import Command, Counter, Pause, Put
 from balancer.directory.open import open_directory
-from balancer.directory.page_codec import pack_page
 from balancer.directory.snapshot import Snapshot
+from balancer.directory.store import commit, host_cache
+from balancer.directory.store.page_codec import pack_page
 from balancer.errors import Damaged, Refused, Unavailable, UserError
 from balancer.settings import load_settings
 from tests.support.certificates import self_signed
@@ -184,7 +185,7 @@ def test_when_an_instance_stops_another_one_is_asked(instances: Instances) -> No
 def test_an_instance_that_is_cut_off_from_the_directory_is_passed_over(
     instances: Instances, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_directory, "OLDEST", 1.5)
+    monkeypatch.setattr(http, "OLDEST", 1.5)
     stale = instances.add()
     instances.add()
     directory = instances.follow()
@@ -200,7 +201,7 @@ def test_an_instance_that_is_cut_off_from_the_directory_is_passed_over(
 
 
 def test_an_instance_that_is_behind_takes_nobody_back(instances: Instances, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_directory, "OLDEST", 1000.0)
+    monkeypatch.setattr(http, "OLDEST", 1000.0)
     instances.add()
     behind = instances.add()
     behind.follower().close()
@@ -217,20 +218,20 @@ def test_commits_that_one_instance_has_told_of_and_another_has_not_are_waited_fo
     instances: Instances, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long polls and questions may go to different instances: one that is behind costs no load, nor takes us back."""
-    monkeypatch.setattr(http_directory, "OLDEST", 1000.0)
+    monkeypatch.setattr(http, "OLDEST", 1000.0)
     ahead, behind = instances.add(), instances.add()
     behind.follower().close()
     directory = instances.follow()
-    assert isinstance(directory, http_directory.HttpDirectory)
+    assert isinstance(directory, http.HttpDirectory)
     known = move(instances.first, 1, "pg-c")
     until(lambda: directory.snapshot().version == known, 10, "the first instance's view")
     loads: list[int] = []
 
     def loaded(data: bytes, *, lazy: bool) -> Snapshot:
         loads.append(1)
-        return snapshot_codec.unpack_snapshot(data, lazy=lazy)
+        return host_cache.unpack_snapshot(data, lazy=lazy)
 
-    monkeypatch.setattr(http_directory, "unpack_snapshot", loaded)
+    monkeypatch.setattr(http, "unpack_snapshot", loaded)
     version = [move(instances.first, number, "pg-b") for number in (2, 3)][-1]
     until(lambda: ahead.follower().snapshot.version == version, 10, "the commits")
     channel = directory.polling()
@@ -249,7 +250,7 @@ def test_commits_that_one_instance_has_told_of_and_another_has_not_are_waited_fo
 def test_who_was_away_for_longer_than_the_log_loads_again(
     instances: Instances, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "LOG_KEPT", 3)
+    monkeypatch.setattr(commit, "LOG_KEPT", 3)
     instances.add()
     directory = instances.follow()
     assert directory.snapshot().version == 1
@@ -296,8 +297,8 @@ def test_a_host_cache_spares_the_snapshot(
 
 def well_signed(data: bytes) -> bytes:
     """With the checksum that belongs to it: whoever answers can make that, too."""
-    start = len(snapshot_codec.MARK) + 16
-    return data[: len(snapshot_codec.MARK)] + snapshot_codec._digest(data[start:]) + data[start:]
+    start = len(host_cache.MARK) + 16
+    return data[: len(host_cache.MARK)] + host_cache._digest(data[start:]) + data[start:]
 
 
 def test_what_is_no_directory_is_not_believed(instances: Instances, monkeypatch: pytest.MonkeyPatch) -> None:

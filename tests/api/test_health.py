@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 import balancer
 from balancer.api.access import OPEN_PATHS
-from balancer.api.command_shapes import EXAMPLES, AnyCommand, CommandRequest
+from balancer.api.command_routes import EXAMPLES, AnyCommand, CommandRequest
 from balancer.api.problems import ProblemDocument
 from balancer.api.record_shapes import CommandShape
 from balancer.api.shapes import RouteShape, SampleRequest, TabletShape

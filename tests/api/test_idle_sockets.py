@@ -14,8 +14,7 @@ import httpx
 import pytest
 
 from balancer.api.app import create_app
-from balancer.api.server import ApiServer
-from balancer.api.sockets import SocketLimits, connections_for, raise_descriptor_limit
+from balancer.api.server import ApiServer, SocketLimits, connections_for, raise_descriptor_limit
 from tests.support.certificates import self_signed
 from tests.support.commands import environment
 from tests.support.instance import Instance, http_settings

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from balancer.api.documents import cut_at, read_cursor, write_cursor
+from balancer.api.shapes import cut_at, read_cursor, write_cursor
 from balancer.directory.model import Change, Command, CommandState, Put, RangeBounds, RecordKind, Remove
 from balancer.errors import UserError
 from tests.support.directories import key, migration, transaction

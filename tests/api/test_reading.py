@@ -7,7 +7,7 @@ import httpx
 import numpy as np
 import pytest
 
-from balancer.directory.instance_note import InstanceNote, LeaderSpread
+from balancer.directory.notes import InstanceNote, LeaderSpread
 from tests.support.bundle_states import report_small
 from tests.support.directories import migration, moved, puts, transaction
 from tests.support.instance import Instance

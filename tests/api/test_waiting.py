@@ -9,14 +9,14 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from balancer.api.long_poll import Turns
+from balancer.api.directory_feed import Turns
 from balancer.directory.model import CommandState, Put
 from balancer.directory.snapshot import Snapshot
 from balancer.planner.commands import decide
-from balancer.planner.keys_in_use import Samples
-from balancer.policies.hash_leaves import position
-from balancer.policies.hashing import partition_hash
-from balancer.policies.keys import KeyType, encode_key
+from balancer.planner.hot_keys import Samples
+from balancer.policies.keyspace.hash_leaves import position
+from balancer.policies.keyspace.hashing import partition_hash
+from balancer.policies.keyspace.keys import KeyType, encode_key
 from tests.support.bundle_states import view_of_snapshot
 from tests.support.directories import migration, moved, puts, transaction
 from tests.support.instance import Instance, bearer, serving

@@ -15,9 +15,9 @@ import pytest
 
 from balancer.client import PoolSettings, Router
 from balancer.clock import SystemClock
-from balancer.daemon.message_service import MessageService
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.connection import Address
+from balancer.features.messages.service import MessageService
+from balancer.nodes.session.connection import Address
 from tests.support.mailing import switch_messages_on
 from tests.support.servers import new_folder, postgres
 from tests.support.shards import Shards, databases, new_shards, user_of

@@ -18,7 +18,7 @@ import pytest
 from balancer.directory.model import Migration
 from balancer.embedded.postgres import PostgresServer
 from balancer.migration.begin import begin_move
-from balancer.migration.record import read_detail
+from balancer.migration.journal import read_detail
 from balancer.settings import MigrationSettings
 from tests.support.busy import ROWS, Load, busy, elsewhere, snapshots, statements, writers
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows

@@ -16,13 +16,13 @@ from psycopg_pool import ConnectionPool
 from uhashring import HashRing
 
 from balancer.client import PoolSettings, Router
-from balancer.client.routing import Routes
+from balancer.client.keys.routes import Routes
+from balancer.directory.invariants import TABLET_COUNTER
 from balancer.directory.model import Counter, KeyColumn, Layout, RangeBounds, Table, Tablet
 from balancer.directory.open import open_directory
-from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.embedded.postgres import PostgresServer
-from balancer.policies.hash_leaves import Leaf
-from balancer.policies.keys import HIGHEST, LOWEST, KeyType, encode_key
+from balancer.policies.keyspace.hash_leaves import Leaf
+from balancer.policies.keyspace.keys import HIGHEST, LOWEST, KeyType, encode_key
 from tests.support.directories import fill, frame
 from tests.support.servers import postgres
 from tests.support.shards import databases, new_shards

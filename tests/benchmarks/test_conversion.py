@@ -12,9 +12,9 @@ import pytest
 from balancer.directory.model import Node
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.connection import Address, connect
+from balancer.features.convert.run import convert
+from balancer.nodes.session.connection import Address, connect
 from balancer.settings import MigrationSettings
-from balancer.tables.convert import convert
 from tests.support.converting import request_of, workplace
 from tests.support.servers import Database
 from tests.support.tables import show_table

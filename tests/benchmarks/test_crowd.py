@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.embedded.zookeeper import ZooKeeperServer
 from tests.support.commands import balancer
 from tests.support.crowd import crowds
 from tests.support.fleet import Fleet, Process, running, until

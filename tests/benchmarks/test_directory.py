@@ -14,13 +14,13 @@ from uuid import uuid4
 import pytest
 
 from balancer.clock import SystemClock
-from balancer.directory.batch import Batch, prepare
 from balancer.directory.contract import Leadership
 from balancer.directory.model import Counter, Put, Tablet
 from balancer.directory.open import open_directory
-from balancer.directory.zookeeper import ZooKeeperDirectory
-from balancer.embedded.zookeeper_server import ZooKeeperServer
-from balancer.policies.hash_leaves import Leaf
+from balancer.directory.store.commit import Batch, prepare
+from balancer.directory.zookeeper.backend import ZooKeeperDirectory
+from balancer.embedded.zookeeper import ZooKeeperServer
+from balancer.policies.keyspace.hash_leaves import Leaf
 from tests.support.directories import HASHED, fill, frame, moved, small_cluster, transaction
 from tests.support.tables import show_table
 

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import pytest
 
-from balancer.client.routing import CONFIRM_EVERY
+from balancer.client.keys.routes import CONFIRM_EVERY
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
 from balancer.directory.model import Put

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.embedded.zookeeper import ZooKeeperServer
 from tests.support.groups import ALONE, make_groups, tell
 from tests.support.servers import Database
 

@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.policies.hashing import key_hasher
-from balancer.policies.hashing_columns import Column, partition_hashes
-from balancer.policies.keys import KeyType
+from balancer.policies.keyspace.hashing import key_hasher
+from balancer.policies.keyspace.hashing_columns import Column, partition_hashes
+from balancer.policies.keyspace.keys import KeyType
 from tests.support.tables import show_table
 
 pytestmark = pytest.mark.bench

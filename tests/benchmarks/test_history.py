@@ -26,8 +26,8 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import Change, Command, CommandState, Counter, Put, Tablet, Transaction
 from balancer.directory.open import open_directory
 from balancer.embedded import process
-from balancer.embedded.zookeeper_server import ZooKeeperServer
-from balancer.policies.hash_leaves import Leaf
+from balancer.embedded.zookeeper import ZooKeeperServer
+from balancer.policies.keyspace.hash_leaves import Leaf
 from tests.support.directories import HASHED, NODES, frame, migration, moved
 from tests.support.tables import show_table
 

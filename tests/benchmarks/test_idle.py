@@ -15,12 +15,11 @@ import pytest
 
 from balancer.directory.model import Node
 from balancer.embedded.postgres import PostgresServer
-from balancer.embedded.zookeeper_server import ZooKeeperServer
-from balancer.nodes.connection import Address
-from balancer.nodes.names import parse_name
-from balancer.polling.addresses import cluster_name
-from balancer.tables.adopt import TableRequest
-from balancer.tables.create import create
+from balancer.embedded.zookeeper import ZooKeeperServer
+from balancer.features.tables.adopt import TableRequest
+from balancer.features.tables.create import create
+from balancer.naming import cluster_name, parse_name
+from balancer.nodes.session.connection import Address
 from tests.support.fleet import Fleet, running, until
 from tests.support.opening import connect
 from tests.support.servers import Database

@@ -17,7 +17,7 @@ import pytest
 
 from balancer.embedded.postgres import PostgresServer, embedded_binaries
 from balancer.migration.begin import begin_move
-from balancer.migration.record import read_detail
+from balancer.migration.journal import read_detail
 from balancer.settings import MigrationSettings
 from tests.benchmarks.test_migrations import COLUMNS, SETTINGS, quantiles
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows

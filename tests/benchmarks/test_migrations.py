@@ -19,11 +19,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from balancer.client.pools import PoolSettings
 from balancer.client.router import Router
+from balancer.client.transaction.pools import PoolSettings
 from balancer.embedded.postgres import PostgresServer, embedded_binaries
 from balancer.migration.begin import begin_move
-from balancer.migration.record import read_detail
+from balancer.migration.journal import read_detail
 from balancer.settings import MigrationSettings
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows
 from tests.support.servers import new_database

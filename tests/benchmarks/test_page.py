@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from balancer.api.app import create_app
-from balancer.api.page_files import PAGE_PATHS
+from balancer.api.app import PAGE_PATHS, create_app
 from balancer.api.server import ApiServer
 from tests.support.browser import chromium, visit
 from tests.support.bundle_states import state_of, view_of_snapshot

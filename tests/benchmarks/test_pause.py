@@ -18,9 +18,9 @@ import pytest
 from balancer.directory.model import Migration
 from balancer.embedded.postgres import PostgresServer, embedded_binaries, system_binaries
 from balancer.migration.begin import begin_move
+from balancer.migration.journal import read_detail
 from balancer.migration.machine import State
-from balancer.migration.observer import Observer
-from balancer.migration.record import read_detail
+from balancer.migration.progress import Observer
 from balancer.settings import MigrationSettings
 from tests.benchmarks.test_migrations import COLUMNS, SETTINGS, quantiles
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows

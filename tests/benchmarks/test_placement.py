@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from balancer.policies.bundle_view import BundleView
 from balancer.policies.options import BundleOptions, PlacementOptions
-from balancer.policies.placement import balance, ceilings
-from balancer.policies.placement_loads import LoadState, Problem, build_problem, excess, initial_state
-from balancer.policies.placement_refine import Able
-from balancer.policies.placement_shed import least_bytes
+from balancer.policies.placement.balance import balance, ceilings
+from balancer.policies.placement.bulk import least_bytes
+from balancer.policies.placement.problem import LoadState, Problem, build_problem, excess, initial_state
+from balancer.policies.placement.refine import MoveMask
+from balancer.policies.view import BundleView
 from tests.support.bundle_views import skewed
 from tests.support.tables import show_table
 
@@ -66,7 +66,7 @@ def _measure(
 
 def _objective(problem: Problem, state: LoadState) -> None:
     everything = np.ones(len(problem.ids), dtype=np.bool_)
-    balance(problem, state, Able(everything, ~everything), OPTIONS)
+    balance(problem, state, MoveMask(everything, ~everything), OPTIONS)
 
 
 def _plain(problem: Problem, state: LoadState) -> None:

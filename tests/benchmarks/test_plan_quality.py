@@ -13,9 +13,9 @@ import highspy
 import numpy as np
 import pytest
 
-from balancer.policies.bundle_view import BundleView, Ints
 from balancer.policies.options import BalancerOptions, BudgetOptions, BundleOptions, HeatOptions
-from balancer.policies.placement_loads import Problem, build_problem
+from balancer.policies.placement.problem import Problem, build_problem
+from balancer.policies.view import BundleView, Ints
 from tests.support.bundle_views import GB, bundle, rough, small
 from tests.support.settling import Settled, settle
 from tests.support.tables import show_table

@@ -9,9 +9,9 @@ import tracemalloc
 
 import pytest
 
-from balancer.policies.bundle_view import BundleView
 from balancer.policies.options import BalancerOptions, BundleOptions
-from balancer.policies.plan import make_plan
+from balancer.policies.plan.plan import make_plan
+from balancer.policies.view import BundleView
 from tests.support.bundle_views import in_tables, rough, skewed
 from tests.support.tables import show_table
 

@@ -9,10 +9,10 @@ import pytest
 from psycopg import sql
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.connection import Address, Connection, Timeouts
-from balancer.nodes.names import Name
-from balancer.nodes.poll import poll_node, statement
-from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
+from balancer.naming import Name
+from balancer.nodes.schema.install import OwnedTablet, OwnState, install_schema, write_tablets
+from balancer.nodes.session.connection import Address, Connection, Timeouts
+from balancer.polling.node_poll import poll_node, statement
 from tests.support.opening import connect
 from tests.support.servers import Database
 from tests.support.tables import show_table

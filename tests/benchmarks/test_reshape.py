@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from balancer.policies.bundle_view import BundleView, NodeView, TabletColumns, TableView
-from balancer.policies.heat import plan_heat
-from balancer.policies.keys import KeyType
+from balancer.policies.keyspace.keys import KeyType
 from balancer.policies.options import GB, MB, BundleOptions
-from balancer.policies.sizes import plan_sizes
+from balancer.policies.resize.heat import plan_heat
+from balancer.policies.resize.sizes import plan_sizes
+from balancer.policies.view import BundleView, NodeView, TabletColumns, TableView
 from tests.support.tables import show_table
 
 pytestmark = pytest.mark.bench

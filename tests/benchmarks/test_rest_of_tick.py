@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from balancer.directory.invariants import TABLET_COUNTER
 from balancer.directory.model import Counter, Table, Tablet
 from balancer.directory.open import open_directory
-from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.planner.memory import Memory
-from balancer.policies.hash_leaves import Leaf
-from balancer.policies.heat import hot_tablets
+from balancer.policies.keyspace.hash_leaves import Leaf
 from balancer.policies.options import BundleOptions
-from balancer.polling.map_columns import ColumnBook
+from balancer.policies.resize.heat import hot_tablets
 from balancer.polling.poller import ClusterPoll
 from balancer.polling.rates import COUNTERS, CounterSample, advance, first_rates
+from balancer.polling.tablet_index import ColumnCache
 from balancer.polling.view import KeptColumns, Remembered, build_view
 from tests.support.directories import HASHED, frame
 from tests.support.tables import show_table
@@ -76,7 +76,7 @@ def test_the_rest_of_a_tick(tmp_path: Path) -> None:
     )
     poll = ClusterPoll(NOW, snapshot.version, {}, after)  # type: ignore[arg-type]
 
-    kept = KeptColumns(ColumnBook())
+    kept = KeptColumns(ColumnCache())
 
     def view() -> object:
         return build_view(snapshot, "shop", poll, options=options, capacities={}, remembered=Remembered(), kept=kept)

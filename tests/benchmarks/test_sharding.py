@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from uhashring import HashRing
 
-from balancer.policies.sharding import FUNCTIONS, Node, place
+from balancer.policies.placement.sharding import FUNCTIONS, Node, place
 from tests.support.tables import show_table
 
 pytestmark = pytest.mark.bench

@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from balancer.policies.bundle_view import KeySamples, SampleSource
-from balancer.policies.heat_judge import judge
-from balancer.policies.heat_verdict import Facts, HeatWord
-from balancer.policies.keys import KeyType, decode_key, encode_key
+from balancer.policies.keyspace.keys import KeyType, decode_key, encode_key
 from balancer.policies.options import HeatOptions
+from balancer.policies.resize.heat_judge import Facts, HeatWord, judge
+from balancer.policies.view import KeySamples, SampleSource
 from tests.support.tables import show_table
 
 pytestmark = pytest.mark.bench

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from balancer.planner.state import StateWord
+from balancer.planner.bundle_state import StateWord
 from balancer.policies.options import BalancerOptions, BudgetOptions, BundleOptions, HeatOptions
 from tests.support.bundle_views import small
 from tests.support.settling import settle, stands_below, word

@@ -20,6 +20,7 @@ from uuid import uuid4
 import pytest
 
 from balancer.directory.contract import Directory
+from balancer.directory.invariants import TABLET_COUNTER
 from balancer.directory.model import (
     Bundle,
     Command,
@@ -33,15 +34,13 @@ from balancer.directory.model import (
     Transaction,
 )
 from balancer.directory.open import open_directory
-from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.embedded.postgres import PostgresServer
-from balancer.embedded.zookeeper_server import ZooKeeperServer
-from balancer.nodes.connection import Address
-from balancer.nodes.names import parse_name
-from balancer.policies.keys import HIGHEST, LOWEST
-from balancer.polling.addresses import cluster_name
-from balancer.tables.adopt import TableRequest
-from balancer.tables.create import create
+from balancer.embedded.zookeeper import ZooKeeperServer
+from balancer.features.tables.adopt import TableRequest
+from balancer.features.tables.create import create
+from balancer.naming import cluster_name, parse_name
+from balancer.nodes.session.connection import Address
+from balancer.policies.keyspace.keys import HIGHEST, LOWEST
 from tests.support.directories import RANGED, key
 from tests.support.fleet import Fleet, Process, running, until
 from tests.support.opening import connect

@@ -16,8 +16,8 @@ import pytest
 
 from balancer.directory.model import Counter, Put, Tablet
 from balancer.directory.open import open_directory
-from balancer.embedded.zookeeper_server import ZooKeeperServer
-from balancer.policies.hash_leaves import Leaf
+from balancer.embedded.zookeeper import ZooKeeperServer
+from balancer.policies.keyspace.hash_leaves import Leaf
 from tests.support.directories import HASHED, frame, moved, transaction
 from tests.support.tables import show_table
 

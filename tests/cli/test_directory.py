@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from balancer.directory.contract import Directory
-from balancer.directory.document import records_of
+from balancer.directory.history import records_of
 from balancer.directory.model import Put
 from tests.support.commands import balancer_here as balancer
 from tests.support.directories import moved, transaction

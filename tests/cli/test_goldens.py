@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from balancer.cli import output
 from balancer.cli.demo.application import Count
 from balancer.cli.demo.screen import Picture, Step, panel
 from balancer.cli.moves import show_documents
-from balancer.cli.output import Output, show_rows
 from balancer.cli.plan import show_plan
 from balancer.cli.status import _show as show_status
 from balancer.directory.model import Plan
 from balancer.migration.machine import State
-from balancer.migration.observer import Progress
-from balancer.planner.state import BundleState, StateWord
-from balancer.policies.bundle_view import PlanResult
+from balancer.migration.progress import Progress
+from balancer.planner.bundle_state import BundleState, StateWord
+from balancer.policies.view import PlanResult
+from balancer.terminal import output
+from balancer.terminal.output import Output, show_rows
 from tests.support.bundle_states import NOON, state_of, view_of
 from tests.support.directories import leaves, migration
 

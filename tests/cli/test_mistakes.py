@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from balancer.cli import operate
 from balancer.directory.contract import Directory
 from balancer.errors import Unavailable
+from balancer.terminal import operate
 from tests.support.commands import balancer_here as balancer
 
 pytestmark = pytest.mark.quick

@@ -13,7 +13,7 @@ from balancer.directory.model import RangeBounds
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import UserError
 from balancer.migration.begin import begin_move
-from balancer.policies.keys import KeyType, encode_key
+from balancer.policies.keyspace.keys import KeyType, encode_key
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows, range_table, range_tablets
 from tests.support.commands import balancer_here as balancer
 from tests.support.servers import Database

@@ -19,7 +19,7 @@ from kazoo.client import KazooClient
 
 from balancer.directory.contract import Directory
 from balancer.directory.open import open_directory
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.embedded.zookeeper import ZooKeeperServer
 from tests.support.commands import balancer_here as balancer
 from tests.support.directories import fill
 from tests.support.sampling import crossed

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from balancer.client.locate import locate_key
-from balancer.client.pgbouncer import Bouncer, read_targets
+from balancer.directory.locate import locate_key
 from balancer.directory.model import Put
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
+from balancer.features.pgbouncer.bouncer import Bouncer, read_targets
 from tests.support.bouncers import PgBouncer, running_pgbouncer
 from tests.support.commands import balancer_here as balancer
 from tests.support.commands import started

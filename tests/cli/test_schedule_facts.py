@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from balancer.cli.schedule_facts import ScheduleFacts, facts, length_text
+from balancer.cli.schedule import ScheduleFacts, facts, length_text
 from balancer.schedules import Formula, Schedule
 
 pytestmark = pytest.mark.quick

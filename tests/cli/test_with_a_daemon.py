@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from balancer.client.locate import locate_key
+from balancer.directory.locate import locate_key
 from balancer.embedded.postgres import PostgresServer
 from tests.support.commands import started
 from tests.support.quoted_commands import readable

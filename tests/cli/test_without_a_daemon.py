@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from balancer.cli.bounds_text import bounds_text
-from balancer.cli.drain import until_empty
 from balancer.cli.main import COMMANDS
+from balancer.cli.migrate import until_empty
 from balancer.cli.moves import finished_row, migration_document, running_row
 from balancer.cli.status import read, status_documents
 from balancer.clock import SystemClock
 from balancer.directory.model import KeyColumn, NodeState, Plan, Put, RangeBounds, Tablet
-from balancer.directory.sqlite import SqliteDirectory
+from balancer.directory.sqlite.backend import SqliteDirectory
 from balancer.errors import Refused
-from balancer.planner.stored_plan import plan_document
-from balancer.planner.summary import STATUS_TOPIC
-from balancer.policies.bundle_view import Action, ActionKind, PlanResult
-from balancer.policies.keys import HIGHEST, KeyType, encode_key
+from balancer.planner.bundle_state import STATUS_TOPIC
+from balancer.planner.plans import plan_document
+from balancer.policies.keyspace.keys import HIGHEST, KeyType, encode_key
 from balancer.policies.options import BundleOptions
+from balancer.policies.view import Action, ActionKind, PlanResult
+from balancer.terminal.output import bounds_text
 from tests.support.bundle_states import view_of_snapshot
 from tests.support.commands import Result, balancer_here
 from tests.support.directories import HASHED, NODES, RANGED, fill, migration, transaction

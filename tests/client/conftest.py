@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from balancer.client import PoolSettings, Router
-from balancer.client.routing import Routes
+from balancer.client.keys.routes import Routes
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
 from tests.support.directories import fill

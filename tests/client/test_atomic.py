@@ -12,8 +12,8 @@ import pytest
 from balancer.client import AsyncRouter, Atomic, PoolSettings, Router
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import OutcomeUnknown, Refused, Unavailable, UserError
-from balancer.nodes.decisions import decided, prepared_parts
-from balancer.prepared_id import parse_prepared
+from balancer.naming import parse_prepared
+from balancer.nodes.schema.decisions import decided, prepared_parts
 from tests.support.atomic_victim import Standing
 from tests.support.fleet import until
 from tests.support.shards import Shards, databases, new_shards, user_of

@@ -9,11 +9,11 @@ import psycopg
 import pytest
 
 from balancer.client import Router, Shard, shard_steps, summed, top
-from balancer.client.key_cover import tablet_finder
-from balancer.client.locate import Location
+from balancer.client.shard_steps import tablet_finder
+from balancer.directory.locate import Location
 from balancer.errors import Unavailable, UserError
-from balancer.nodes.names import Name
-from balancer.nodes.proof import set_proof
+from balancer.naming import Name
+from balancer.nodes.schema.proof import set_proof
 from tests.support.fleet import until
 from tests.support.shards import Shards, user_of
 

@@ -8,11 +8,11 @@ import psycopg
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.fence import Fence, mark_moved
-from balancer.nodes.locks import lock_everybody_out
-from balancer.nodes.names import Name
-from balancer.nodes.partition import detach, detach_locked
-from balancer.nodes.schema import OwnedTablet, OwnState, write_tablets
+from balancer.naming import Name
+from balancer.nodes.schema.install import OwnedTablet, OwnState, write_tablets
+from balancer.nodes.schema.proof import lock_everybody_out
+from balancer.nodes.tablets.fence import Fence, mark_moved
+from balancer.nodes.tablets.partition import detach, detach_locked
 from tests.support.refusals import refused_with
 from tests.support.shards import Shards, databases, leaves, record, user_of
 

@@ -15,12 +15,12 @@ from psycopg.rows import dict_row
 
 from balancer.client import AsyncRouter, Atomic, PoolSettings, Router
 from balancer.clock import SystemClock
-from balancer.daemon.message_service import MessageService
 from balancer.errors import UserError
-from balancer.nodes import message_delivery
-from balancer.nodes.connection import Address
-from balancer.nodes.names import Name, parse_name
-from balancer.nodes.proof import set_proof
+from balancer.features.messages import delivery
+from balancer.features.messages.service import MessageService
+from balancer.naming import Name, parse_name
+from balancer.nodes.schema.proof import set_proof
+from balancer.nodes.session.connection import Address
 from tests.support.mailing import Mailing, mailings
 from tests.support.opening import connect
 from tests.support.running import until
@@ -388,7 +388,7 @@ def test_whoever_comes_late_for_what_was_given_up_changes_nothing(mailing: Maili
     node = mailing.shards.node(at.node)
     leaf = Name("public", f"balancer_outbox_1_t{at.tablet}")
     node.execute(f"UPDATE {leaf} SET message_due = now()")
-    (letter,) = message_delivery.proven_letters(node, (at.tablet, at.epoch), leaf, ["user_id"], "orders")
+    (letter,) = delivery.proven_letters(node, (at.tablet, at.epoch), leaf, ["user_id"], "orders")
     mailing.look()
     mailing.look()
     assert mailing.book(payer) == (100, "x")
@@ -397,10 +397,10 @@ def test_whoever_comes_late_for_what_was_given_up_changes_nothing(mailing: Maili
     there = mailing.router.locate("orders", payee)
     target = mailing.shards.node(there.node)
     with target.transaction(), target.cursor() as cursor:
-        clock = message_delivery.clock_of(target)
-        assert message_delivery.deliver_letter(cursor, letter, "orders", there.node, clock)[0] == "failed"
+        clock = delivery.clock_of(target)
+        assert delivery.deliver_letter(cursor, letter, "orders", there.node, clock)[0] == "failed"
     with node.transaction(), node.cursor() as cursor:
-        assert message_delivery.settle_failed(cursor, letter, "orders", "once more") is False
+        assert delivery.settle_failed(cursor, letter, "orders", "once more") is False
     assert mailing.book(payer) == (100, "x"), "it is given back once"
     assert mailing.book(payee) == (200, "")
 

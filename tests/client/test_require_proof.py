@@ -6,8 +6,8 @@ import psycopg
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.names import Name, parse_name
-from balancer.nodes.proof import set_proof, unlike
+from balancer.naming import Name, parse_name
+from balancer.nodes.schema.proof import set_proof, unlike
 from tests.support.shards import ROOTS, Shards, databases, leaves, user_of
 
 Client = psycopg.Connection[tuple[object, ...]]

@@ -7,14 +7,14 @@ from uuid import uuid4
 import pytest
 
 from balancer.client import Router
-from balancer.client.routing import Routes
-from balancer.client.sampler import MOST_CROWD, Reservoir, Sampler
+from balancer.client.keys.routes import Routes
+from balancer.client.observing import MOST_CROWD, Reservoir, Sampler
+from balancer.directory.notes import SAMPLES, SLOTS
 from balancer.directory.open import open_directory
-from balancer.directory.sample_note import SLOTS, TOPIC
-from balancer.embedded.zookeeper_server import ZooKeeperServer
-from balancer.policies.hash_leaves import position
-from balancer.policies.hashing import partition_hash
-from balancer.policies.keys import encode_key
+from balancer.embedded.zookeeper import ZooKeeperServer
+from balancer.policies.keyspace.hash_leaves import position
+from balancer.policies.keyspace.hashing import partition_hash
+from balancer.policies.keyspace.keys import encode_key
 from tests.support.directories import HASHED, RANGED, fill
 from tests.support.shards import Shards
 
@@ -49,7 +49,7 @@ def test_the_note_holds_positions_weights_and_kinds(routes: Routes) -> None:
     sampler.note("nowhere", 7, 1.0, True)
     sampler.note("events", "seven", 0.0, True)
     sampler.publish()
-    ((client, note),) = routes.directory.published(TOPIC).items()
+    ((client, note),) = routes.directory.published(SAMPLES).items()
     hashed = position(partition_hash(HASHED.key_types, (5,)))
     assert note["tables"] == {
         str(HASHED.id): [[hashed.to_bytes(8, "big").hex(), 1.0, True]],
@@ -59,13 +59,13 @@ def test_the_note_holds_positions_weights_and_kinds(routes: Routes) -> None:
     assert client in SLOTS
     sampler.close()
     sampler.close()
-    assert routes.directory.published(TOPIC) == {}
+    assert routes.directory.published(SAMPLES) == {}
 
 
 def test_the_thread_publishes_by_itself(routes: Routes) -> None:
     sampler = Sampler(routes, period=0.05)
     deadline = time.monotonic() + 10
-    while not routes.directory.published(TOPIC):
+    while not routes.directory.published(SAMPLES):
         sampler.note("orders", 1, 1.0, True)
         time.sleep(0.01)
         assert time.monotonic() < deadline
@@ -78,7 +78,7 @@ def test_transactions_are_sampled_unless_that_is_switched_off(shards: Shards) ->
             pass
         assert router._sampler is not None
         router._sampler.publish()
-        ((_, note),) = shards.directory.published(TOPIC).items()
+        ((_, note),) = shards.directory.published(SAMPLES).items()
         assert [writing for _, _, writing in note["tables"]["1"]] == [False]
     with Router.connect(shards.url, samples=False) as router:
         assert router._sampler is None
@@ -93,7 +93,7 @@ def test_clients_that_share_a_note_write_it_no_oftener_than_one_alone(zookeeper:
     try:
         for others, crowd in ((0, 1), (0, 1), (4, 5), (0, 1), (10 * MOST_CROWD, MOST_CROWD)):
             for _ in range(others):
-                routes.directory.publish(TOPIC, sampler._note, {})
+                routes.directory.publish(SAMPLES, sampler._note, {})
             sampler.note("orders", 5, 1.0, True)
             sampler.publish()
             assert sampler.pause == 1000.0 * crowd

@@ -10,8 +10,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from balancer.client import PoolSettings, Router
-from balancer.client.proven_engines import NodeEngines
 from balancer.client.sqlalchemy import session
+from balancer.client.sqlalchemy_engines import NodeEngines
 from balancer.errors import Unavailable
 from tests.client.test_sqlalchemy import Order, numbers
 from tests.support.shards import Shards, user_of

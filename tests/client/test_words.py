@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from balancer.client import AsyncRouter, Router, RowId
-from balancer.client.routing import Routes
+from balancer.client.keys.routes import Routes
 from balancer.client.sqlalchemy import run, session
 from balancer.errors import UserError
 from tests.support.shards import Shards, user_of

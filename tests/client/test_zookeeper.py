@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from balancer.client import Router
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.embedded.zookeeper import ZooKeeperServer
 from balancer.errors import BalancerError
 from tests.support.shards import Shards, new_shards, user_of
 

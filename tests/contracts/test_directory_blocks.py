@@ -4,8 +4,8 @@ import json
 import threading
 from pathlib import Path
 
-from balancer.client.id_blocks import Ids
-from balancer.client.routing import Routes
+from balancer.client.keys.ids import Ids
+from balancer.client.keys.routes import Routes
 from balancer.directory.contract import Directory
 from tests.support.commands import balancer_here
 from tests.support.directories import Opener, fill

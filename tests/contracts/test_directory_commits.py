@@ -22,7 +22,7 @@ from balancer.directory.model import (
     Tablet,
 )
 from balancer.errors import Conflict, Refused, TooLarge
-from balancer.policies.hash_leaves import Leaf, position
+from balancer.policies.keyspace.hash_leaves import Leaf, position
 from tests.support.directories import (
     HASHED,
     RANGED,

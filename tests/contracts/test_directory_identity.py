@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from balancer.directory.contract import Directory
-from balancer.directory.document import export_document, import_document
+from balancer.directory.history import export_document, import_document
 from balancer.directory.identity import identity_of, made_identity, with_identity
 from balancer.directory.model import Counter, Record
 from balancer.directory.open import open_directory

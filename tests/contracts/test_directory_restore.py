@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from balancer.directory.contract import Directory
-from balancer.directory.document import records_of
+from balancer.directory.history import records_of
 from balancer.directory.invariants import violations
 from balancer.directory.model import Put, Record
 from balancer.errors import Conflict, Fenced, Refused

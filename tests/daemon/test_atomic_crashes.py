@@ -13,13 +13,13 @@ import psycopg
 import pytest
 
 from balancer.client import Isolation, PoolSettings, Router
-from balancer.client.atomic_steps import AtomicSteps
-from balancer.client.transaction_steps import ExecuteEach, Request
+from balancer.client.atomic import AtomicSteps
+from balancer.client.transaction.steps import ExecuteEach, Request
 from balancer.embedded.postgres import PostgresServer
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.embedded.zookeeper import ZooKeeperServer
 from balancer.errors import BalancerError, OutcomeUnknown
-from balancer.nodes.connection import Address
-from balancer.nodes.decisions import prepared_parts
+from balancer.nodes.schema.decisions import prepared_parts
+from balancer.nodes.session.connection import Address
 from tests.support.fleet import Fleet, Process, until
 from tests.support.opening import connect
 from tests.support.sampling import sampled

@@ -11,9 +11,9 @@ from balancer.client import PoolSettings, Router
 from balancer.daemon import atomic_recovery
 from balancer.daemon.daemon import HOUSEKEEPING
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.connection import Address, Connection
-from balancer.nodes.decisions import prepared_parts
-from balancer.prepared_id import PreparedId, transaction_id
+from balancer.naming import PreparedId, transaction_id
+from balancer.nodes.schema.decisions import prepared_parts
+from balancer.nodes.session.connection import Address, Connection
 from tests.daemon.test_daemon import Instance, instance
 from tests.support.atomic_victim import Standing
 from tests.support.commands import balancer_here

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from balancer.clock import SystemClock
-from balancer.daemon.campaign import LeaderLoop
-from balancer.daemon.spreading import Spreader
+from balancer.daemon.leadership import LeaderLoop, Spreader
 from balancer.directory.contract import Leadership
-from balancer.directory.instance_note import TOPIC
-from balancer.directory.sqlite import SqliteDirectory
+from balancer.directory.notes import INSTANCES
+from balancer.directory.sqlite.backend import SqliteDirectory
 from balancer.errors import Unavailable
 from balancer.instruments import Instruments
 from balancer.policies.leader_choice import Contender, wanted_leader
@@ -88,6 +87,6 @@ def test_the_wanted_one_is_handed_the_leadership_and_one_that_cannot_lead_gives_
         until(lambda: directory.leader() == wanted and loops[1].leadership, 8, "another chance")
         for loop in loops:
             loop.stop()
-        assert directory.published(TOPIC) == {}, "those that leave are waited for by nobody"
+        assert directory.published(INSTANCES) == {}, "those that leave are waited for by nobody"
         assert directory.leader() is None
     assert terms[:3] == [other, wanted, other]

@@ -11,30 +11,19 @@ import pytest
 from balancer.clock import SystemClock
 from balancer.daemon import housekeeping
 from balancer.daemon.housekeeping import Housekeeping
-from balancer.directory import batch
 from balancer.directory.contract import Directory
-from balancer.directory.document import records_of
+from balancer.directory.history import records_of
 from balancer.directory.invariants import faults_of
-from balancer.directory.model import (
-    Change,
-    Command,
-    CommandState,
-    MigrationKind,
-    Pause,
-    Pin,
-    Plan,
-    Put,
-    Record,
-)
+from balancer.directory.model import Change, Command, CommandState, MigrationKind, Pause, Pin, Plan, Put, Record
+from balancer.directory.notes import SAMPLES, SLOTS
 from balancer.directory.open import open_directory
-from balancer.directory.sample_note import SLOTS
-from balancer.directory.sample_note import TOPIC as SAMPLES
 from balancer.directory.snapshot import Snapshot
+from balancer.directory.store import commit
+from balancer.features.ddl.apply import TOPIC as DDL
+from balancer.features.ddl.apply import SchemaChange, changes_of
+from balancer.migration.pool import standing
 from balancer.migration.progress import TOPIC as PROGRESS
-from balancer.planner.steering import standing
 from balancer.settings import Settings, load_settings
-from balancer.tables.ddl_notes import TOPIC as DDL
-from balancer.tables.ddl_notes import SchemaChange, changes_of
 from tests.support.commands import started
 from tests.support.directories import fill, migration, moved, transaction
 from tests.support.forgetting import KEPT
@@ -166,7 +155,7 @@ def test_a_log_that_has_been_cut_takes_no_unfinished_work_with_it(
     url: str, directory: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log is history; what is to be done is in records. So is what an old transaction could do twice."""
-    monkeypatch.setattr(batch, "LOG_KEPT", 5)
+    monkeypatch.setattr(commit, "LOG_KEPT", 5)
     before = what_recovery_reads(directory)
     for _ in range(12):
         view = directory.snapshot()

@@ -15,7 +15,7 @@ from balancer.directory.model import Command, CommandState, Put
 from balancer.directory.open import open_directory
 from balancer.errors import Unavailable
 from balancer.instruments import declared
-from balancer.planner.state import BundleState, StateWord
+from balancer.planner.bundle_state import BundleState, StateWord
 from balancer.settings import load_settings
 from tests.support.directories import transaction
 from tests.support.fleet import Fleet, owners, until

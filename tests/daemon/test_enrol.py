@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from balancer.daemon.enrol import enrol
+from balancer.daemon.housekeeping import enrol
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import NodeState, Put, RecordKind, Remove
 from balancer.settings import Settings, load_settings

@@ -11,11 +11,11 @@ from balancer.daemon.daemon import Daemon
 from balancer.directory.model import Migration
 from balancer.embedded.postgres import PostgresServer
 from balancer.migration.machine import State
-from balancer.nodes.connection import Address
-from balancer.planner.balancing import TOPIC, read_tail
-from balancer.planner.state import StateWord
-from balancer.policies.hash_leaves import Leaf
-from balancer.policies.tail import NOTHING_BEGUN, Tail
+from balancer.nodes.session.connection import Address
+from balancer.planner.bundle_state import StateWord
+from balancer.planner.memory import TOPIC, read_tail
+from balancer.policies.budgets import NOTHING_BEGUN, BalancingCredit
+from balancer.policies.keyspace.hash_leaves import Leaf
 from balancer.settings import load_settings
 from tests.support.fleet import Fleet, until
 from tests.support.opening import connect
@@ -67,7 +67,7 @@ def migrations(fleet: Fleet) -> list[Migration]:
         return sorted(directory.snapshot().migrations.values(), key=lambda record: record.created)
 
 
-def begun(fleet: Fleet) -> Tail:
+def begun(fleet: Fleet) -> BalancingCredit:
     with fleet.directory() as directory:
         return read_tail(directory.published(TOPIC).get("shop"))
 

@@ -9,10 +9,11 @@ import pytest
 from balancer.clock import SystemClock
 from balancer.daemon.daemon import Daemon
 from balancer.directory.model import Command, Migration, MigrationKind, Put, Tablet
-from balancer.directory.sample_note import SLOTS, TOPIC, entry, sample_note
+from balancer.directory.notes import SAMPLES as TOPIC
+from balancer.directory.notes import SLOTS, entry, sample_note
 from balancer.directory.snapshot import Snapshot
 from balancer.planner.plans import PROPOSED
-from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keyspace.hash_leaves import Leaf
 from balancer.settings import Mode, load_settings
 from tests.support.directories import transaction
 from tests.support.fleet import Fleet, until

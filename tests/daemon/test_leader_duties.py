@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from balancer.clock import SystemClock
-from balancer.daemon.leader_duties import Leading
-from balancer.daemon.pool import MigrationPool
-from balancer.daemon.starter import Beginner
+from balancer.daemon.leader import Leader
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import Command, CommandState, Migration, MigrationMode, NodeState, Put
 from balancer.errors import Fenced, Unavailable
 from balancer.instruments import Instruments
-from balancer.migration.observer import Observer
-from balancer.migration.record import read_detail
-from balancer.nodes.connection import Address
+from balancer.migration.begin import Beginner
+from balancer.migration.journal import read_detail
+from balancer.migration.pool import MigrationPool
+from balancer.migration.progress import Observer
+from balancer.nodes.session.connection import Address
 from balancer.planner import orders
 from balancer.planner.metrics import Reporter
-from balancer.policies.bundle_view import NodeChange, NodeCondition
+from balancer.policies.view import NodeChange, NodeCondition
 from balancer.settings import MigrationSettings, load_settings
 from tests.support.bundle_states import view_of_snapshot
 from tests.support.directories import transaction
@@ -43,9 +43,7 @@ def instruments() -> Instruments:
 
 
 @pytest.fixture
-def leading(
-    tmp_path: Path, directory: Directory, leadership: Leadership, instruments: Instruments
-) -> Iterator[Leading]:
+def leading(tmp_path: Path, directory: Directory, leadership: Leadership, instruments: Instruments) -> Iterator[Leader]:
     (tmp_path / "bundles").mkdir()
     (tmp_path / "bundles" / "shop.toml").write_text('mode = "autonomous"\n')
     (tmp_path / "balancer.toml").write_text(f'directory = "sqlite://{tmp_path}/directory.db"\ninstance = "host"\n')
@@ -60,7 +58,7 @@ def leading(
         observer=Observer(),
         clock=clock,
     )
-    made = Leading(
+    made = Leader(
         directory,
         leadership,
         pool=pool,
@@ -86,13 +84,13 @@ def ask(directory: Directory, verb: str, number: int = 1, **arguments: Any) -> s
     return command.id
 
 
-def answer(directory: Directory, leading: Leading, command: str) -> tuple[str, str]:
+def answer(directory: Directory, leading: Leader, command: str) -> tuple[str, str]:
     leading.answer_commands(directory.snapshot())
     found = directory.snapshot().commands[command]
     return found.state, found.result
 
 
-def test_a_move_and_its_answer_are_one_commit(directory: Directory, leading: Leading) -> None:
+def test_a_move_and_its_answer_are_one_commit(directory: Directory, leading: Leader) -> None:
     command = ask(directory, "move", tablet="1", node="pg-b")
     state, result = answer(directory, leading, command)
     (begun,) = directory.snapshot().migrations.values()
@@ -111,7 +109,7 @@ def test_a_move_and_its_answer_are_one_commit(directory: Directory, leading: Lea
     ],
 )
 def test_an_operator_may_ask_for_a_mode(
-    directory: Directory, leading: Leading, asked: dict[str, Any], mode: MigrationMode, fallback: bool
+    directory: Directory, leading: Leader, asked: dict[str, Any], mode: MigrationMode, fallback: bool
 ) -> None:
     answer(directory, leading, ask(directory, "move", tablet="1", node="pg-b", **asked))
     (begun,) = directory.snapshot().migrations.values()
@@ -122,7 +120,7 @@ def any_of(changes: Any, kind: type) -> bool:
     return any(isinstance(change, Put) and isinstance(change.record, kind) for change in changes)
 
 
-def test_commands_are_carried_out_once_however_often_they_are_looked_at(directory: Directory, leading: Leading) -> None:
+def test_commands_are_carried_out_once_however_often_they_are_looked_at(directory: Directory, leading: Leader) -> None:
     command = ask(directory, "move", tablet="1", node="pg-b")
     before = directory.snapshot()
     threads = [threading.Thread(target=leading.answer_commands, args=(before,)) for _ in range(4)]
@@ -134,13 +132,13 @@ def test_commands_are_carried_out_once_however_often_they_are_looked_at(director
     assert directory.snapshot().commands[command].state is CommandState.DONE
 
 
-def test_a_refusal_is_the_answer(directory: Directory, leading: Leading, instruments: Instruments) -> None:
+def test_a_refusal_is_the_answer(directory: Directory, leading: Leader, instruments: Instruments) -> None:
     command = ask(directory, "move", tablet="1", node="pg-a")
     assert answer(directory, leading, command) == (CommandState.REFUSED, "tablet 1 is on node pg-a already")
     assert instruments.registry.get_sample_value("balancer_commands_total", {"verb": "move", "result": "refused"}) == 1
 
 
-def test_what_the_beginning_refuses_is_the_answer_too(directory: Directory, leading: Leading) -> None:
+def test_what_the_beginning_refuses_is_the_answer_too(directory: Directory, leading: Leader) -> None:
     snapshot = directory.snapshot()
     closed = replace(snapshot.nodes["pg-b"], state=NodeState.CLOSED, reason="old")
     directory.commit(transaction([Put(closed)], snapshot.version))
@@ -162,7 +160,7 @@ def test_what_the_beginning_refuses_is_the_answer_too(directory: Directory, lead
     ],
 )
 def test_a_wish_that_makes_no_sense_ends_nobody(
-    directory: Directory, leading: Leading, verb: str, arguments: dict[str, Any]
+    directory: Directory, leading: Leader, verb: str, arguments: dict[str, Any]
 ) -> None:
     wrong = ask(directory, verb, 1, **arguments)
     right = ask(directory, "pin", 2, tablet="1")
@@ -173,7 +171,7 @@ def test_a_wish_that_makes_no_sense_ends_nobody(
     assert commands[right].state is CommandState.DONE
 
 
-def test_commands_are_answered_in_the_order_of_their_making(directory: Directory, leading: Leading) -> None:
+def test_commands_are_answered_in_the_order_of_their_making(directory: Directory, leading: Leader) -> None:
     ask(directory, "drain", 2, node="pg-a")
     ask(directory, "undrain", 1, node="pg-a")
     leading.answer_commands(directory.snapshot())
@@ -181,12 +179,12 @@ def test_commands_are_answered_in_the_order_of_their_making(directory: Directory
     assert leading.replanned == ["shop"]  # type: ignore[attr-defined]
 
 
-def test_steering_what_does_not_run_is_refused(directory: Directory, leading: Leading) -> None:
+def test_steering_what_does_not_run_is_refused(directory: Directory, leading: Leader) -> None:
     command = ask(directory, "pause", migration="m0")
     assert answer(directory, leading, command) == (CommandState.REFUSED, "migration m0 does not run")
 
 
-def test_a_deposed_leader_does_nothing_more(directory: Directory, leading: Leading) -> None:
+def test_a_deposed_leader_does_nothing_more(directory: Directory, leading: Leader) -> None:
     command = ask(directory, "move", tablet="1", node="pg-b")
     leading.leadership.resign()
     with pytest.raises(Fenced):
@@ -197,7 +195,7 @@ def test_a_deposed_leader_does_nothing_more(directory: Directory, leading: Leadi
 
 @pytest.mark.parametrize(("withdrawn", "state"), [(False, orders.DONE), (True, orders.WITHDRAWN)])
 def test_an_order_at_its_end_is_settled_unless_it_was_withdrawn_since_the_tick_saw_it(
-    directory: Directory, leading: Leading, withdrawn: bool, state: str
+    directory: Directory, leading: Leader, withdrawn: bool, state: str
 ) -> None:
     answer(directory, leading, ask(directory, "double", 1, bundle="shop", table="orders"))
     (order,) = orders.open_orders(directory.snapshot(), "shop")
@@ -207,7 +205,7 @@ def test_an_order_at_its_end_is_settled_unless_it_was_withdrawn_since_the_tick_s
     assert directory.snapshot().plans[order.id].state == state
 
 
-def test_a_node_is_closed_and_opened_by_the_daemon(directory: Directory, leading: Leading) -> None:
+def test_a_node_is_closed_and_opened_by_the_daemon(directory: Directory, leading: Leader) -> None:
     leading.change_node(NodeChange("pg-a", NodeCondition.CLOSED, "disk-full", "its disk is nearly full"))
     node = directory.snapshot().nodes["pg-a"]
     assert (node.state, node.reason) == (NodeState.CLOSED, "closed by the daemon: its disk is nearly full")

@@ -4,7 +4,7 @@ import json
 
 import psycopg
 
-from balancer.nodes.schema import LEADER_LOCK
+from balancer.nodes.schema.texts import LEADER_LOCK
 from tests.daemon.test_daemon import Instance
 from tests.support.fleet import Fleet, until
 from tests.support.forked import run_forked

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from balancer.daemon.leftovers import LeftoverWatch
+from balancer.daemon.housekeeping import LeftoverWatch
 from balancer.directory.model import Put
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import Unavailable
 from balancer.instruments import Instruments
-from balancer.nodes.connection import Address
-from balancer.nodes.objects import stream_name
-from balancer.nodes.schema import install_schema
+from balancer.nodes.schema.install import install_schema
+from balancer.nodes.session.connection import Address
+from balancer.nodes.tablets.object_names import stream_name
 from balancer.planner.metrics import Reporter
 from tests.support.directories import fill, migration, transaction
 from tests.support.opening import connect

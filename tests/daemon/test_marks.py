@@ -13,13 +13,13 @@ import pytest
 from balancer.clock import SystemClock
 from balancer.daemon import node_guard
 from balancer.daemon.node_guard import NodeGuard
-from balancer.daemon.pool import MigrationPool
 from balancer.directory.contract import Directory
 from balancer.embedded.postgres import PostgresServer
-from balancer.migration.observer import Observer
-from balancer.nodes.closed import MARK, MARK_EVERY
-from balancer.nodes.connection import Address
-from balancer.polling.askers import Askers
+from balancer.migration.pool import MigrationPool
+from balancer.migration.progress import Observer
+from balancer.nodes.session.ask_all import AskPool
+from balancer.nodes.session.connection import Address
+from balancer.nodes.tablets.closed import MARK, MARK_EVERY
 from balancer.polling.poller import Poller
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets
 from tests.support.fleet import until
@@ -138,7 +138,7 @@ def test_a_mark_that_comes_late_does_not_hide_that_its_node_has_gone_back(watch:
     watch.look()
     watch.look()
     known = watch.mark("a")
-    askers, busy = Askers(SystemClock(), at_once=1, most=1), threading.Event()
+    askers, busy = AskPool(SystemClock(), at_once=1, most=1), threading.Event()
     watch.patch.setattr(node_guard, "SHARED", askers)
     askers.submit(busy.wait)
     watch.look(0.2)

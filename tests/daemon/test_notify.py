@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from balancer.daemon.notify import Notifier
+from balancer.daemon.systemd import Notifier
 from tests.support.manual_clock import ManualClock
 
 pytestmark = pytest.mark.quick

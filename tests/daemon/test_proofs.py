@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 
 from balancer.clock import SystemClock
-from balancer.daemon.proofs import ProofKeeper
+from balancer.daemon.housekeeping import ProofKeeper
+from balancer.directory.configured import records_of
 from balancer.directory.model import Node
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.proof import unlike
-from balancer.polling.addresses import connected, records_of
+from balancer.features.tables.adopt import adopt, request_of
+from balancer.features.tables.create import create
+from balancer.nodes.schema.proof import unlike
+from balancer.nodes.session.addresses import connected
 from balancer.settings import Settings, load_settings
-from balancer.tables.adopt import adopt, request_of
-from balancer.tables.create import create
 from tests.support.servers import Database
 
 TABLE = """

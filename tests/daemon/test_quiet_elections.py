@@ -10,8 +10,8 @@ from uuid import uuid4
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.connection import Address
-from balancer.planner.state import StateWord
+from balancer.nodes.session.connection import Address
+from balancer.planner.bundle_state import StateWord
 from tests.daemon.test_daemon import Instance
 from tests.support.fleet import Fleet, until
 from tests.support.forward_login import PASSWORD, ROLE, with_login

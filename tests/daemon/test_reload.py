@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from balancer.daemon.reload import ConfigurationWatch, changed_bundles
+from balancer.daemon.configuration import ConfigurationWatch, changed_bundles
 from balancer.settings import Mode, load_settings
 from tests.support.manual_clock import ManualClock
 

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.standbys import not_replayed, position
-from balancer.planner.state import StateWord
+from balancer.nodes.tablets.leftovers import not_replayed, position
+from balancer.planner.bundle_state import StateWord
 from tests.daemon.test_daemon import Instance
 from tests.support.commands import Result
 from tests.support.commands import balancer_here as balancer

@@ -8,12 +8,11 @@ import pytest
 from balancer.clock import SystemClock
 from balancer.daemon.daemon import Daemon
 from balancer.directory.model import Node
-from balancer.nodes.connection import Address
-from balancer.nodes.names import parse_name
-from balancer.polling.addresses import cluster_name
+from balancer.features.tables.adopt import TableRequest
+from balancer.features.tables.create import create
+from balancer.naming import cluster_name, parse_name
+from balancer.nodes.session.connection import Address
 from balancer.settings import load_settings
-from balancer.tables.adopt import TableRequest
-from balancer.tables.create import create
 from tests.support.fleet import Fleet, until
 from tests.support.opening import connect
 

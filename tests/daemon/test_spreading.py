@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from balancer.daemon.spreading import group_of
-from balancer.directory.instance_note import note_name
+from balancer.daemon.leadership import group_of
+from balancer.directory.notes import note_name
 from balancer.policies.leader_choice import Contender, wanted_leader
 from tests.support.hall import Hall
 

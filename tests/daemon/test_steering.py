@@ -12,7 +12,7 @@ from balancer.daemon.housekeeping import KEPT_COMMANDS, forgettable
 from balancer.directory.model import Command, CommandState, Put, Remove, Transaction
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
-from balancer.planner.steering import standing
+from balancer.migration.pool import standing
 from tests.support.running import ROWS, Running, product, until
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from balancer.clock import SystemClock
-from balancer.daemon.ticker import Ticker
+from balancer.daemon.scheduler import Ticker
 
 pytestmark = pytest.mark.quick
 

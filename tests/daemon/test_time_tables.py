@@ -9,7 +9,7 @@ import pytest
 
 from balancer.directory.model import TabletState
 from balancer.embedded.postgres import PostgresServer
-from balancer.policies.keys import KeyType, encode_key
+from balancer.policies.keyspace.keys import KeyType, encode_key
 from tests.support.running import DAEMON, Running, quiet_logs, until
 from tests.support.servers import new_database
 

@@ -10,8 +10,8 @@ from balancer.daemon.daemon import Daemon
 from balancer.directory.identity import made_identity
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import Refused
-from balancer.nodes.connection import Address
-from balancer.nodes.epoch_check import node_command, node_transaction
+from balancer.nodes.schema.leader_transaction import node_command, node_transaction
+from balancer.nodes.session.connection import Address
 from tests.support.fleet import Fleet, until
 from tests.support.opening import connect
 from tests.support.servers import Database

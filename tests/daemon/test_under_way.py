@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from balancer.daemon.under_way import under_way, why_unfit
+from balancer.daemon.leadership import under_way, why_unfit
 from balancer.directory.contract import Directory
 from balancer.directory.model import Command, CommandState, Pause, Put, Record
-from balancer.planner.state import BundleState, NodeReport
-from balancer.tables.ddl_notes import SchemaChange
+from balancer.features.ddl.apply import SchemaChange
+from balancer.planner.bundle_state import BundleState, NodeReport
 from tests.support.bundle_states import state_of, view_of_snapshot
 from tests.support.directories import migration, transaction
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from balancer.daemon.enrol import enrol
+from balancer.daemon.housekeeping import enrol
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.identity import made_identity
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.connection import Address
+from balancer.nodes.session.connection import Address
 from tests.support.cluster import blank_node
 from tests.support.fleet import Fleet
 from tests.support.opening import connect

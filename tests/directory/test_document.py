@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from balancer.directory.delta import apply
-from balancer.directory.document import export_document, import_document, records_of
+from balancer.directory.history import export_document, import_document, records_of
 from balancer.directory.model import Pin, Tablet
 from balancer.directory.snapshot import Snapshot
+from balancer.directory.store.delta import apply
 from balancer.errors import UserError
-from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keyspace.hash_leaves import Leaf
 from tests.support.directories import leaves, migration, puts, small_cluster
 
 pytestmark = pytest.mark.quick

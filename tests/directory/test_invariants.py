@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from balancer.directory.delta import apply
 from balancer.directory.invariants import check, violations
 from balancer.directory.model import (
     Change,
@@ -20,9 +19,10 @@ from balancer.directory.model import (
     Tablet,
 )
 from balancer.directory.snapshot import Snapshot
+from balancer.directory.store.delta import apply
 from balancer.errors import Refused
-from balancer.policies.hash_leaves import Leaf
-from balancer.policies.keys import HIGHEST
+from balancer.policies.keyspace.hash_leaves import Leaf
+from balancer.policies.keyspace.keys import HIGHEST
 from tests.support.directories import HASHED, RANGED, key, leaves, migration, moved, puts, ranges, small_cluster
 
 pytestmark = pytest.mark.quick

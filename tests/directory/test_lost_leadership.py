@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from balancer.directory.holding import Holding
+from balancer.directory.contract import Lease
 from balancer.directory.open import open_directory
 from balancer.errors import Fenced
 from tests.support.fleet import until
@@ -28,7 +28,7 @@ def test_a_file_that_another_process_keeps_locked_is_named(tmp_path: Path) -> No
 
 def test_a_process_that_stood_still_is_told_so() -> None:
     clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
-    holding = Holding(clock, 7, 10.0, clock.monotonic())
+    holding = Lease(clock, 7, 10.0, clock.monotonic())
     clock.advance(2)
     holding.prolong(holding.trying())
     clock.advance(6)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from balancer.directory.contract import ATTEMPTS, commit_on_newest
 from balancer.directory.model import Counter, Put, Transaction
-from balancer.directory.newest import ATTEMPTS, commit_on_newest
 from balancer.directory.snapshot import Snapshot
-from balancer.directory.sqlite import SqliteDirectory
+from balancer.directory.sqlite.backend import SqliteDirectory
 from balancer.errors import Conflict
 from tests.support.directories import transaction
 

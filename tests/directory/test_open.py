@@ -7,7 +7,7 @@ import pytest
 
 from balancer.directory.credentials import Credentials, Scheme, from_environment
 from balancer.directory.open import open_directory
-from balancer.directory.sqlite import SqliteDirectory
+from balancer.directory.sqlite.backend import SqliteDirectory
 from balancer.errors import Unavailable, UserError
 
 pytestmark = pytest.mark.quick

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from balancer.directory.history import bundle_of, is_step, nodes_of, tablets_of, told
 from balancer.directory.model import (
     Bundle,
     Change,
@@ -20,7 +21,6 @@ from balancer.directory.model import (
     Remove,
 )
 from balancer.directory.snapshot import Snapshot
-from balancer.directory.telling import bundle_of, is_step, nodes_of, tablets_of, told
 from tests.support.directories import HASHED, leaves, migration
 
 pytestmark = pytest.mark.quick

@@ -11,10 +11,10 @@ import pytest
 
 from balancer.directory.model import Counter
 from balancer.directory.open import open_directory
-from balancer.directory.paged import PagedDirectory
 from balancer.directory.snapshot import Snapshot
-from balancer.embedded.zookeeper_server import ZooKeeperServer
-from balancer.policies.keys import HIGHEST, LOWEST
+from balancer.directory.store.backend import PagedDirectory
+from balancer.embedded.zookeeper import ZooKeeperServer
+from balancer.policies.keyspace.keys import HIGHEST, LOWEST
 from tests.support.commands import started
 from tests.support.directories import RANGED, frame, ranges
 from tests.support.writing import PARTS

@@ -13,19 +13,19 @@ from kazoo.exceptions import NoAuthError, NotEmptyError
 from kazoo.security import make_digest_acl
 
 from balancer.client import Router
-from balancer.client.id_blocks import Ids
-from balancer.client.routing import Routes
-from balancer.client.sampler import Sampler
-from balancer.directory.codec import pack
+from balancer.client.keys.ids import Ids
+from balancer.client.keys.routes import Routes
+from balancer.client.observing import Sampler
 from balancer.directory.contract import Directory
 from balancer.directory.credentials import Credentials, Scheme
-from balancer.directory.id_space import BLOCK
+from balancer.directory.invariants import TABLET_COUNTER
 from balancer.directory.model import Bundle, Counter, Put
+from balancer.directory.notes import SAMPLES, SLOTS
 from balancer.directory.open import open_directory
-from balancer.directory.record_rules import TABLET_COUNTER
-from balancer.directory.sample_note import SLOTS, TOPIC
-from balancer.directory.zookeeper_access import ZnodeAccess
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.directory.snapshot import BLOCK
+from balancer.directory.store.codec import pack
+from balancer.directory.zookeeper.access import ZnodeAccess
+from balancer.embedded.zookeeper import ZooKeeperServer
 from balancer.errors import Refused, UserError
 from tests.support.directories import HASHED, fill, leaves, small_cluster, transaction
 from tests.support.two_credentials import READER, WRITER, every_znode, wrong_lists
@@ -57,11 +57,11 @@ def test_a_reader_routes_leaves_samples_and_takes_ids(url: str, writer: Director
         sampler = Sampler(routes)
         sampler.note("orders", 5, 1.0, True)
         sampler.publish()
-        ((name, note),) = writer.published(TOPIC).items()
+        ((name, note),) = writer.published(SAMPLES).items()
         assert name in SLOTS
         assert list(note["tables"]) == ["1"]
         sampler.close()
-        assert writer.published(TOPIC) == {}
+        assert writer.published(SAMPLES) == {}
         taken = [*Ids(routes, "orders").take(2), Ids(routes, "orders").next()]
         assert taken == [1, 2, 1 + BLOCK]
         assert writer.blocks()[1] == 2
@@ -141,21 +141,21 @@ def test_ids_are_never_handed_out_twice_whatever_a_reader_writes_there(reader: D
 
 def test_what_a_reader_writes_as_samples_hides_nobody_elses(reader: Directory, writer: Directory) -> None:
     client = reader.session.client  # type: ignore[attr-defined]
-    writer.publish(TOPIC, "http.1", {"at": 1.0, "tables": {}})
+    writer.publish(SAMPLES, "http.1", {"at": 1.0, "tables": {}})
     for name, data in zip(SLOTS, (b"\xff" * 1000, b"{", b"\x02\x01" + b"x" * 100_000), strict=False):
-        client.set(reader.paths.note(TOPIC, name), data)  # type: ignore[attr-defined]
-    assert writer.published(TOPIC) == {"http.1": {"at": 1.0, "tables": {}}}
+        client.set(reader.paths.note(SAMPLES, name), data)  # type: ignore[attr-defined]
+    assert writer.published(SAMPLES) == {"http.1": {"at": 1.0, "tables": {}}}
 
 
 def test_a_compressed_note_that_swells_is_not_unpacked(reader: Directory, writer: Directory) -> None:
     client = reader.session.client  # type: ignore[attr-defined]
     whole = pack({"at": 1.0, "tables": {"1": "x" * (2 << 20)}})
     assert len(whole) < 100_000
-    client.set(reader.paths.note(TOPIC, SLOTS[0]), whole)  # type: ignore[attr-defined]
-    client.set(reader.paths.note(TOPIC, SLOTS[1]), b"\xff" * (900 << 10))  # type: ignore[attr-defined]
+    client.set(reader.paths.note(SAMPLES, SLOTS[0]), whole)  # type: ignore[attr-defined]
+    client.set(reader.paths.note(SAMPLES, SLOTS[1]), b"\xff" * (900 << 10))  # type: ignore[attr-defined]
     good = {"at": 1.0, "tables": {}}
-    reader.publish(TOPIC, SLOTS[2], good)
-    assert writer.published(TOPIC) == {SLOTS[2]: good}
+    reader.publish(SAMPLES, SLOTS[2], good)
+    assert writer.published(SAMPLES) == {SLOTS[2]: good}
 
 
 def test_a_writer_that_was_not_told_the_reader_keeps_the_lists_that_there_are(url: str, writer: Directory) -> None:

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.embedded.zookeeper import ZooKeeperServer
 from tests.support.fleet import Fleet
 from tests.support.servers import Database
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.embedded.zookeeper import ZooKeeperServer
 from tests.support.groups import TOGETHER, make_groups, tell
 from tests.support.servers import Database
 

@@ -18,10 +18,10 @@ from balancer.directory.identity import identity_of
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
 from balancer.embedded.process import free_port
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.embedded.zookeeper import ZooKeeperServer
 from balancer.errors import BalancerError, Refused
 from balancer.logs import set_up_logs
-from balancer.nodes.epoch_check import node_transaction
+from balancer.nodes.schema.leader_transaction import node_transaction
 from balancer.settings import load_settings
 from tests.support.commands import balancer_here
 from tests.support.handing_over import NODES, TABLES, World, write

@@ -22,7 +22,7 @@ from balancer.directory.contract import Directory
 from balancer.directory.credentials import Credentials, Scheme
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.embedded.zookeeper import ZooKeeperServer
 from tests.support.bouncers import PgBouncer, running_pgbouncer
 from tests.support.commands import Result
 from tests.support.commands import balancer_here as balancer

@@ -12,10 +12,10 @@ import pytest
 
 from balancer.client import Router
 from balancer.directory.model import Layout, MigrationKind
+from balancer.directory.notes import SAMPLES
 from balancer.directory.open import open_directory
-from balancer.directory.sample_note import TOPIC
 from balancer.embedded.postgres import PostgresServer
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.embedded.zookeeper import ZooKeeperServer
 from tests.support.commands import balancer_here
 from tests.support.fleet import Fleet, owners, running, until
 from tests.support.servers import Database
@@ -104,7 +104,7 @@ def _work(fleet: Fleet, router: Router) -> None:
         for key in range(20):
             router._sampler.note("orders", key, 1.0, False)
         router._sampler.publish()
-        assert directory.published(TOPIC)
+        assert directory.published(SAMPLES)
 
 
 def test_a_readers_command_is_refused_in_one_sentence(open_fleet: Fleet) -> None:

@@ -12,7 +12,7 @@ import pytest
 from balancer.embedded import process
 from balancer.embedded.postgres import PostgresServer, embedded_binaries, system_binaries
 from balancer.embedded.reaper import Keeper
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.embedded.zookeeper import ZooKeeperServer
 from balancer.errors import UserError
 from tests.support.commands import started
 from tests.support.servers import postgres

@@ -10,7 +10,7 @@ import pytest
 
 from balancer.directory.model import Migration
 from balancer.migration.begin import begin_move
-from balancer.nodes.locks import WRITERS
+from balancer.nodes.schema.texts import WRITERS
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets
 from tests.support.owned import plain_role
 from tests.support.refusals import refused_with

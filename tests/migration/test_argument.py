@@ -1,8 +1,7 @@
 """The steps of the argument in `balancer.migration.machine`, one test each, in its numbers.
 
-Steps 2 and 5 are about fences alone (`tests/nodes/test_fence.py`) and shown here at work; what needs a crash or a
-paused daemon is in `test_argument_crashes`.
-"""
+Steps 2 and 5 are about fences alone (`tests/nodes/tablets/test_fence.py`) and shown here at work; what needs a crash or
+a paused daemon is in `test_argument_crashes`."""
 
 import time
 from collections.abc import Callable
@@ -13,12 +12,12 @@ import pytest
 
 from balancer.directory.model import Migration, MigrationMode, TabletState
 from balancer.errors import Fenced, Refused
+from balancer.features.repair.doctor import examine
 from balancer.migration.begin import begin_move
-from balancer.migration.doctor import examine
-from balancer.migration.record import read_detail
-from balancer.nodes.epoch_check import node_transaction
-from balancer.nodes.names import Name
-from balancer.nodes.partition import drop_partition
+from balancer.migration.journal import read_detail
+from balancer.naming import Name
+from balancer.nodes.schema.leader_transaction import node_transaction
+from balancer.nodes.tablets.partition import drop_partition
 from tests.support.cluster import Cluster
 from tests.support.opening import connect
 from tests.support.refusals import refused_with

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from balancer.errors import Unavailable
-from balancer.migration.background import Background
+from balancer.migration.concurrency import Background
 
 pytestmark = pytest.mark.quick
 

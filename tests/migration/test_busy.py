@@ -11,8 +11,8 @@ import pytest
 
 from balancer.directory.model import Migration
 from balancer.embedded.postgres import PostgresServer
-from balancer.migration.doctor import examine
-from balancer.migration.observer import Observer, Progress
+from balancer.features.repair.doctor import examine
+from balancer.migration.progress import Observer, Progress
 from balancer.settings import MigrationSettings
 from tests.support.busy import ROWS, Load, Seen, busy, elsewhere, snapshots, statements, writers
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from balancer.directory.model import MigrationKind, MigrationMode
+from balancer.features.repair.doctor import examine
 from balancer.migration.begin import begin_move
-from balancer.migration.doctor import examine
 from balancer.migration.machine import State, path, row_of, track_of
 from tests.support.cluster import Cluster
 from tests.support.resharding import begin_merge, begin_split

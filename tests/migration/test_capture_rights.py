@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from balancer.migration import chunk_copy, steps_reshard
+from balancer.migration import copy, reshard
 from tests.support.cluster import Cluster
 from tests.support.owned import move_or_split, owned_cluster, plain_role, run_as
 
@@ -21,7 +21,7 @@ CREATE FUNCTION public.unbox(public.boxed) RETURNS bigint LANGUAGE plpgsql AS
     $$BEGIN INSERT INTO public.seen VALUES (current_user); RETURN ($1).value; END$$;
 CREATE CAST (public.boxed AS bigint) WITH FUNCTION public.unbox(public.boxed) AS ASSIGNMENT;
 """
-COPIES = {"replicate": (chunk_copy, "_copy_chunk"), "split": (steps_reshard, "_fill")}
+COPIES = {"replicate": (copy, "_copy_chunk"), "split": (reshard, "_fill")}
 
 
 @pytest.fixture

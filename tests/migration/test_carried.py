@@ -7,8 +7,8 @@ import psycopg
 import pytest
 
 from balancer.directory.model import MigrationMode
+from balancer.features.repair.doctor import examine
 from balancer.migration.begin import begin_move
-from balancer.migration.doctor import examine
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets
 from tests.support.resharding import begin_split
 

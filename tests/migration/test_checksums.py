@@ -7,11 +7,11 @@ import pytest
 
 from balancer.embedded.postgres import PostgresServer
 from balancer.migration.comparison import compare_bulk, rows_of
-from balancer.migration.control import Difference
-from balancer.nodes.checksum import Rows, digest, pin_output
-from balancer.nodes.connection import Address, Connection
-from balancer.nodes.names import Name
-from balancer.nodes.shape import read_shape
+from balancer.migration.retries import Difference
+from balancer.naming import Name
+from balancer.nodes.catalog.shapes import read_shape
+from balancer.nodes.session.connection import Address, Connection, pin_output
+from balancer.nodes.tablets.checksum import Rows, digest
 from tests.support.opening import connect
 from tests.support.servers import Database
 

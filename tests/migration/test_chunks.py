@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.directory.model import MigrationMode
-from balancer.migration import chunk_copy, key_replay
+from balancer.migration import copy, replay
 from balancer.migration.begin import begin_move
+from balancer.migration.journal import read_detail
 from balancer.migration.machine import State
-from balancer.migration.record import read_detail
-from balancer.migration.recovery import recover
-from balancer.nodes import changed_keys
-from balancer.nodes.chunks import Chunk, missing
+from balancer.migration.runner import recover
+from balancer.nodes.tablets import checksum
+from balancer.nodes.tablets.copy import Chunk, missing
 from tests.support.cluster import AMPLE, Cluster
 from tests.support.directed import LEAF, TABLET, complaints, move
 from tests.support.failing import end_sessions
@@ -33,11 +33,11 @@ WIDE = f"UPDATE {LEAF} SET note = repeat('x', 200) RETURNING id"
 INTERRUPTED = [
     (what, point)
     for what in (
-        "balancer.migration.key_replay.replay_and_forget",
-        "balancer.migration.completion.complete_rows",
-        "balancer.migration.steps_copy._make_slot",
-        "balancer.nodes.replication.create_subscription",
-        "balancer.migration.steps_copy._start_streaming",
+        "balancer.migration.replay.replay_and_forget",
+        "balancer.migration.replay.complete_rows",
+        "balancer.migration.copy._make_slot",
+        "balancer.nodes.tablets.replication.create_subscription",
+        "balancer.migration.copy._start_streaming",
     )
     for point in ("before", "after")
 ]
@@ -53,7 +53,7 @@ class Between:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.work: dict[int, Callable[[], object]] = {}
         self.copied: list[Chunk] = []
-        original = chunk_copy._copy_chunk
+        original = copy._copy_chunk
 
         def copy_chunk(ctx: Any, chunk: Chunk, *rest: Any) -> None:
             work = self.work.pop(len(self.copied), None)
@@ -62,12 +62,12 @@ class Between:
             original(ctx, chunk, *rest)
             self.copied.append(chunk)
 
-        patch.setattr(chunk_copy, "_copy_chunk", copy_chunk)
+        patch.setattr(copy, "_copy_chunk", copy_chunk)
 
 
 @pytest.fixture
 def between(monkeypatch: pytest.MonkeyPatch) -> Between:
-    monkeypatch.setattr(key_replay, "FEW", 0)  # entries are forgotten after each replay
+    monkeypatch.setattr(replay, "FEW", 0)  # entries are forgotten after each replay
     return Between(monkeypatch)
 
 
@@ -178,7 +178,7 @@ def test_what_changes_while_a_replay_runs_is_not_forgotten(
 ) -> None:
     """Committed after the replay's snapshot, and before its entries are forgotten."""
     key = by_page(paged)[1][0]
-    original = changed_keys.take_out
+    original = checksum.take_out
     written: list[tuple[object, ...]] = []
 
     def take_out(*given: Any) -> None:
@@ -186,7 +186,7 @@ def test_what_changes_while_a_replay_runs_is_not_forgotten(
         if not written:
             written.extend(paged.query("a", f"UPDATE {LEAF} SET n = 7 WHERE id = {key} RETURNING n"))
 
-    monkeypatch.setattr(changed_keys, "take_out", take_out)
+    monkeypatch.setattr(checksum, "take_out", take_out)
     between.work = {2: lambda: paged.query("a", f"UPDATE {LEAF} SET n = 1 WHERE id = {key} RETURNING n")}
     done = move(paged, {})
     assert (done.state, done.error, written) == ("done", "", [(7,)])
@@ -223,7 +223,7 @@ def test_a_chunk_of_another_size_that_is_still_being_written_is_waited_for(
     paged: Cluster, between: Between, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a lost session, whose COMMIT is on its way: the setting has changed since, and a smaller chunk overlaps it."""
-    original, before = chunk_copy.copy_chunks, content(paged, "a")
+    original, before = copy.copy_chunks, content(paged, "a")
     lost = paged.connect("b")
     late = threading.Timer(0.5, lambda: lost.execute("COMMIT"))
 
@@ -238,7 +238,7 @@ def test_a_chunk_of_another_size_that_is_still_being_written_is_waited_for(
             late.start()
         original(ctx, shapes)
 
-    monkeypatch.setattr(chunk_copy, "copy_chunks", copy_chunks)
+    monkeypatch.setattr(copy, "copy_chunks", copy_chunks)
     record = move(paged, {})
     lost.close()
     assert (record.state, record.error) == (State.DONE, "")
@@ -253,7 +253,7 @@ def test_a_chunk_is_there_with_its_note_or_not_at_all(
     """The leader dies when the rows of a chunk have been sent, and its transaction has not been committed."""
     with monkeypatch.context() as patch:
         between.work = {
-            2: lambda: dying_at(patch, "balancer.nodes.chunks.note_size", point, lambda: change_and_die(paged))
+            2: lambda: dying_at(patch, "balancer.nodes.tablets.copy.note_size", point, lambda: change_and_die(paged))
         }
         interrupted(paged)
     assert len(between.copied) == 2
@@ -293,9 +293,9 @@ def test_a_target_that_has_lost_a_replay_ends_the_move(paged: Cluster, between: 
     """Its entries were forgotten: what it changed is known to nobody any more."""
     lost = "DELETE FROM balancer.marker RETURNING number"
     between.work = {1: lambda: change(paged)}
-    original = key_replay.replay_until_near
+    original = replay.replay_until_near
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_replay, "replay_until_near", lambda *given: (paged.query("b", lost), original(*given)))
+        patch.setattr(replay, "replay_until_near", lambda *given: (paged.query("b", lost), original(*given)))
         done = move(paged, {})
     assert done.state == "failed"
     assert "did it go back in time?" in done.error

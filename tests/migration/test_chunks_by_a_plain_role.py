@@ -10,9 +10,9 @@ import pytest
 
 from balancer.directory.model import MigrationMode
 from balancer.embedded.postgres import PostgresServer
-from balancer.migration import key_replay
+from balancer.features.repair.doctor import examine
+from balancer.migration import replay
 from balancer.migration.begin import begin_move
-from balancer.migration.doctor import examine
 from tests.migration.test_owners_code_reads import made_by
 from tests.support.cluster import AMPLE, Cluster
 from tests.support.owned import plain_role
@@ -48,7 +48,7 @@ def granted(
 
 
 def test_changed_rows_are_exchanged_behind_the_guard(granted: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, answers = key_replay.replay, []
+    original, answers = replay.replay, []
 
     def change(*given: Any, **named: Any) -> Any:
         granted.query("a", f"UPDATE {LEAF} SET n = n + 1 WHERE id % 7 = 0 RETURNING 1")
@@ -62,7 +62,7 @@ def test_changed_rows_are_exchanged_behind_the_guard(granted: Cluster, monkeypat
                 connection.execute(f"DELETE FROM {LEAF} WHERE id = 999".encode())  # before the guard
         return result
 
-    monkeypatch.setattr(key_replay, "replay", change)
+    monkeypatch.setattr(replay, "replay", change)
     seen: list[list[tuple[object, ...]]] = []
     look = f"SELECT id, n FROM {LEAF} ORDER BY id"
     spy = Spy({"entered:fencing": lambda: seen.append(granted.query("a", look))})

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from balancer.migration import chunk_copy
+from balancer.migration import copy
 from tests.support.owned import move_or_split, owned_cluster, plain_role, run_as
 
 pytestmark = pytest.mark.always
@@ -24,7 +24,7 @@ def test_an_index_that_comes_between_two_chunks(
     folder = server_folder / f"seen-{tmp_path.name}"
     folder.mkdir()
     folder.chmod(0o777)  # servers may run as another user
-    original = chunk_copy._copy_chunk
+    original = copy._copy_chunk
     with plain_role(pair, SPY.format(file=folder / "who")) as owner:
         columns = "(id bigint NOT NULL, n bigint, PRIMARY KEY (id))"
         cluster = owned_cluster(tmp_path, pair, owner, columns=columns, root="public.orders")
@@ -34,7 +34,7 @@ def test_an_index_that_comes_between_two_chunks(
                 run_as(connection, owner, "CREATE INDEX IF NOT EXISTS bad ON public.orders_t2 (id, (public.spy(1)))")
             original(*given)
 
-        monkeypatch.setattr(chunk_copy, "_copy_chunk", copy_chunk)
+        monkeypatch.setattr(copy, "_copy_chunk", copy_chunk)
         done = move_or_split(cluster, "replicate", content=False)
         assert "function public.spy(bigint)" in done.error
         cluster.close()

@@ -4,11 +4,11 @@ import psycopg
 import pytest
 
 from balancer.directory.model import Migration
-from balancer.migration import steps_cancel
+from balancer.migration import steps
 from balancer.migration.begin import begin_move
 from balancer.migration.context import Context
-from balancer.nodes.closed import close_tablet, locked_rows
-from balancer.nodes.epoch_check import node_transaction
+from balancer.nodes.schema.leader_transaction import node_transaction
+from balancer.nodes.tablets.closed import close_tablet, locked_rows
 from tests.support.cluster import Cluster
 from tests.support.directed import LEAF, TABLET, move, split
 from tests.support.spy import Spy
@@ -74,13 +74,13 @@ def test_a_move_that_is_undone_leaves_the_short_way_to_clients(cluster: Cluster)
 def test_one_that_is_closed_while_a_move_is_undone_keeps_its_triggers(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = steps_cancel._drop_incoming
+    before = steps._drop_incoming
 
     def closed_first(ctx: Context) -> None:
         close(cluster, "a")
         before(ctx)
 
-    monkeypatch.setattr(steps_cancel, "_drop_incoming", closed_first)
+    monkeypatch.setattr(steps, "_drop_incoming", closed_first)
     assert move(cluster, {"entered:copying": lambda: change_root(cluster)}).state == "failed"
     assert answers(cluster, "a") == {"TB004"}
 

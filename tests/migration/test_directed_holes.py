@@ -11,7 +11,7 @@ import pytest
 
 from balancer.directory.model import Migration
 from balancer.embedded.postgres import PostgresServer
-from balancer.policies.keys import KeyType, encode_key
+from balancer.policies.keyspace.keys import KeyType, encode_key
 from tests.support import nemeses
 from tests.support.cluster import (
     AMPLE,

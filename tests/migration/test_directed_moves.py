@@ -15,7 +15,7 @@ from balancer.directory.model import Migration, MigrationMode
 from balancer.errors import Fenced
 from balancer.migration.begin import begin_move
 from balancer.migration.machine import State
-from balancer.migration.recovery import recover
+from balancer.migration.runner import recover
 from tests.support import nemeses
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows
 from tests.support.crash_matrix import Victims

@@ -88,7 +88,7 @@ def statements(server: PostgresServer) -> Iterator[tuple[str, str]]:
 
 def parts(message: str) -> list[str]:
     """Statements of a message, without their strings."""
-    # Whether the schema is ours is asked by a block that only reads (`nodes.own_schema`).
+    # Whether the schema is ours is asked by a block that only reads (`nodes.session.own_schema`).
     message = re.sub(r"DO \$own\$.*?\$own\$", "SELECT", message, flags=re.DOTALL)
     message = re.sub(r"--[^\n]*", "", message)
     bare = re.sub(r"\$([a-z]*)\$.*?\$\1\$|'(?:[^']|'')*'", "''", message, flags=re.DOTALL)

@@ -15,11 +15,10 @@ from balancer.directory.contract import Directory, Leadership
 from balancer.directory.invariants import violations
 from balancer.directory.model import EXPIRY, Migration, Pause, Put, TabletState, Transaction
 from balancer.errors import Refused
-from balancer.migration.begin import begin_move
-from balancer.migration.begin_expiry import begin_expiry
-from balancer.migration.doctor import examine
+from balancer.features.repair.doctor import examine
+from balancer.migration.begin import begin_expiry, begin_move
+from balancer.migration.journal import read_detail
 from balancer.migration.machine import State
-from balancer.migration.record import read_detail
 from tests.support.cluster import Cluster
 from tests.support.directed import Beside
 from tests.support.expiring import KEPT, ROOTS, begin, days_ago, made, tablets

@@ -10,8 +10,8 @@ import pytest
 from balancer.directory.invariants import violations
 from balancer.directory.model import Migration, RangeBounds
 from balancer.migration.machine import State
-from balancer.migration.observer import Observer
-from balancer.migration.recovery import recover
+from balancer.migration.progress import Observer
+from balancer.migration.runner import recover
 from tests.support.cluster import Cluster
 from tests.support.expiring import ROOTS, begin, bound, days_ago, made, tablets
 from tests.support.forked import run_forked

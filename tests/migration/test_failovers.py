@@ -20,18 +20,18 @@ from balancer.directory.model import MigrationMode, Node, Put, Tablet, Transacti
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import Fenced, OutcomeUnknown, Refused, Unavailable
-from balancer.migration import steps_finish, steps_switch
+from balancer.features.reference.setup import adopt_reference
+from balancer.features.tables.adopt import TableRequest
+from balancer.migration import finish, switch
 from balancer.migration.begin import begin_move
 from balancer.migration.context import Context
-from balancer.migration.observer import Observer
-from balancer.migration.record import read_detail
+from balancer.migration.journal import read_detail
+from balancer.migration.progress import Observer
 from balancer.migration.runner import Runner
-from balancer.nodes.connection import Address
-from balancer.nodes.names import parse_name
-from balancer.nodes.objects import stream_name
+from balancer.naming import parse_name
+from balancer.nodes.session.connection import Address
+from balancer.nodes.tablets.object_names import stream_name
 from balancer.settings import MigrationSettings
-from balancer.tables.adopt import TableRequest
-from balancer.tables.reference import adopt_reference
 from tests.support.cluster import AMPLE, Cluster, build, hash_table, hash_tablets, insert_rows
 from tests.support.directed import LEAF, TABLET, Beside, complaints, tally
 from tests.support.failing import Listener, end_sessions
@@ -165,7 +165,7 @@ def test_a_target_that_forgets_the_rows_of_a_copy_is_not_attached_by_whatever_se
     counted = tally(cluster)
     counted.write("a")
     rows = cluster.rows()["a"]
-    attach, fences = steps_switch._attach, []
+    attach, fences = switch._attach, []
 
     def on_a_new_session(ctx: Context, shapes: Any) -> None:
         fences.append(ctx.detail.fences)
@@ -176,7 +176,7 @@ def test_a_target_that_forgets_the_rows_of_a_copy_is_not_attached_by_whatever_se
             ctx.planned_on.clear()
         attach(ctx, shapes)
 
-    monkeypatch.setattr(steps_switch, "_attach", on_a_new_session)
+    monkeypatch.setattr(switch, "_attach", on_a_new_session)
     spy = Spy({"entered:copying": target.leave_behind})
     running, _ = moving(cluster, spy, MigrationMode.READ_ONLY)
     done = running.result()
@@ -220,7 +220,7 @@ def test_what_the_target_loses_before_attach_is_seen_on_whatever_session_attache
 ) -> None:
     """A crash takes away what the stream applied last, and the session with it; no later switch may rely on that."""
     counted = tally(cluster)
-    attach, fences = steps_switch._attach, []
+    attach, fences = switch._attach, []
 
     def after_a_loss(ctx: Context, shapes: Any) -> None:
         fences.append(ctx.detail.fences)
@@ -236,7 +236,7 @@ def test_what_the_target_loses_before_attach_is_seen_on_whatever_session_attache
             ctx.opened = None
         attach(ctx, shapes)
 
-    monkeypatch.setattr(steps_switch, "_attach", after_a_loss)
+    monkeypatch.setattr(switch, "_attach", after_a_loss)
     spy = Spy({"entered:fencing": lambda: counted.write("a")})
     running, _ = moving(cluster, spy, MigrationMode.REPLICATE)
     done = running.result()
@@ -252,7 +252,7 @@ def test_an_opening_that_a_crash_takes_away_is_made_again(
 ) -> None:
     cluster, server = forgetful
     counted = tally(cluster)
-    make_durable = steps_finish._make_durable
+    make_durable = finish._make_durable
     crashes: list[bool] = []
 
     def after_a_crash(ctx: Context) -> None:
@@ -262,7 +262,7 @@ def test_an_opening_that_a_crash_takes_away_is_made_again(
             ctx.links.close()
         make_durable(ctx)
 
-    monkeypatch.setattr(steps_finish, "_make_durable", after_a_crash)
+    monkeypatch.setattr(finish, "_make_durable", after_a_crash)
     spy = Spy({"entered:opening": lambda: forget(cluster)})
     running, _ = moving(cluster, spy, MigrationMode.REPLICATE)
     assert running.result().state == "done"
@@ -430,7 +430,7 @@ class Home:
             return [number for (number,) in connection.execute(f"SELECT id FROM {table} ORDER BY id".encode())]
 
     def keep(self) -> None:
-        from balancer.daemon.reference_keeper import ReferenceKeeper  # noqa: PLC0415
+        from balancer.features.reference.keeper import ReferenceKeeper  # noqa: PLC0415
         from balancer.instruments import Instruments  # noqa: PLC0415
         from balancer.planner.metrics import Reporter  # noqa: PLC0415
 

@@ -11,10 +11,10 @@ from balancer.cli.moves import migration_documents
 from balancer.directory.contract import Directory
 from balancer.directory.model import Migration, MigrationMode
 from balancer.errors import Refused
-from balancer.migration import steps_finish
+from balancer.features.repair.doctor import examine
+from balancer.migration import finish
 from balancer.migration.begin import begin_move
 from balancer.migration.context import Context
-from balancer.migration.doctor import examine
 from tests.support.cluster import Cluster
 from tests.support.directed import Beside, move
 from tests.support.failing import end_sessions
@@ -85,17 +85,17 @@ def test_rows_stay_if_the_new_owner_forgets_the_tablet_while_they_are_still_wait
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
     """A reader may keep them for hours after it was seen that the new owner has them; it may go back in time then."""
-    before = getattr(steps_finish, after)
+    before = getattr(finish, after)
     rows = cluster.query("a", "SELECT count(*) FROM orders_t2")
 
     def forgotten(ctx: Context) -> None:
         before(ctx)
-        monkeypatch.setattr(steps_finish, after, before)
+        monkeypatch.setattr(finish, after, before)
         with cluster.connect("b") as connection:
             connection.execute("UPDATE balancer.tablet SET epoch = 1, state = 'incoming' WHERE id = 2")
 
-    monkeypatch.setattr(steps_finish, after, forgotten)
-    check, refused = steps_finish._check_opened, threading.Event()
+    monkeypatch.setattr(finish, after, forgotten)
+    check, refused = finish._check_opened, threading.Event()
 
     def watched(ctx: Context) -> None:
         try:
@@ -104,7 +104,7 @@ def test_rows_stay_if_the_new_owner_forgets_the_tablet_while_they_are_still_wait
             refused.set()
             raise
 
-    monkeypatch.setattr(steps_finish, "_check_opened", watched)
+    monkeypatch.setattr(finish, "_check_opened", watched)
     moving = Beside(lambda: move(cluster, {}))
     until(lambda: moving.over or refused.is_set(), "the refusal")
     there = cluster.query("a", "SELECT to_regclass('orders_t2') IS NOT NULL")

@@ -9,10 +9,10 @@ import pytest
 
 from balancer.directory.model import Migration, MigrationMode
 from balancer.errors import Refused
+from balancer.features.repair.doctor import examine
 from balancer.migration.begin import begin_move
-from balancer.migration.doctor import examine
-from balancer.migration.links import Links
-from balancer.migration.record import read_detail
+from balancer.migration.journal import read_detail
+from balancer.nodes.session.holder import NodeSessions
 from tests.support.cluster import Cluster
 from tests.support.resharding import begin_split
 from tests.support.spy import Spy
@@ -137,9 +137,9 @@ def test_a_prepared_transaction_is_named(cluster: Cluster) -> None:
 
 def test_a_database_of_another_cluster_is_left_alone(cluster: Cluster) -> None:
     """The same node's name in another cluster: raising its epoch would shut its own leader out."""
-    links = Links(lambda node: replace(cluster.address(node), cluster="elsewhere"), "m1")
+    links = NodeSessions(lambda node: replace(cluster.address(node), cluster="elsewhere"), "m1")
     with pytest.raises(Refused, match="leads to node b of cluster directory, not of elsewhere: nothing was done there"):
         links.control("b")
-    right = Links(lambda node: replace(cluster.address(node), cluster="directory"), "m1")
+    right = NodeSessions(lambda node: replace(cluster.address(node), cluster="directory"), "m1")
     right.control("b")
     right.close()

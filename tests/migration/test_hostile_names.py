@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 
 from balancer.directory.model import Tablet
-from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keyspace.hash_leaves import Leaf
 from tests.support.cluster import build, hash_table, hash_tablets
 from tests.support.owned import move_or_split, owned_cluster, plain_role, rights, run_as
 

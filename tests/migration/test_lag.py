@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from balancer.features.repair.doctor import examine
 from balancer.migration.begin import begin_move
-from balancer.migration.doctor import examine
-from balancer.migration.lag import Trend
+from balancer.migration.stream import Trend
 from tests.support.cluster import Cluster
 from tests.support.failing import Listener, obstacle
 

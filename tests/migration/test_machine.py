@@ -17,7 +17,7 @@ from balancer.migration.machine import (
     path,
     row_of,
 )
-from balancer.migration.recovery import decision
+from balancer.migration.runner import decision
 
 pytestmark = pytest.mark.quick
 

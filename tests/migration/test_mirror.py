@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
+from balancer.migration.journal import read_detail
 from balancer.migration.machine import State
-from balancer.migration.record import read_detail
 from tests.support import nemeses
 from tests.support.cluster import AMPLE, Cluster, build, hash_table, hash_tablets, insert_rows
 from tests.support.directed import LEAF, Beside, complaints, split, tally

@@ -8,10 +8,9 @@ import pytest
 
 from balancer.directory.model import Migration, MigrationMode, Tablet
 from balancer.embedded.postgres import PostgresServer, system_binaries
-from balancer.migration.begin import begin_move
-from balancer.migration.begin_reshard import begin_reshard
-from balancer.migration.doctor import examine
-from balancer.migration.record import read_detail
+from balancer.features.repair.doctor import examine
+from balancer.migration.begin import begin_move, begin_reshard
+from balancer.migration.journal import read_detail
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows
 from tests.support.servers import FAST, Database, new_database
 

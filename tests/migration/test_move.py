@@ -9,10 +9,10 @@ import pytest
 
 from balancer.directory.model import MigrationMode
 from balancer.errors import Refused
-from balancer.migration import copy_pace
+from balancer.features.repair.doctor import examine
+from balancer.migration import copy
 from balancer.migration.begin import begin_move
-from balancer.migration.doctor import examine
-from balancer.migration.record import read_detail
+from balancer.migration.journal import read_detail
 from balancer.policies import pacing
 from balancer.policies.options import AUTO
 from tests.support.cluster import AMPLE, Cluster
@@ -178,9 +178,9 @@ def test_a_copy_whose_rate_follows_the_commits_of_its_nodes(cluster: Cluster, mo
         rates.append(pacing.adjusted(rate, quiet, busy, share))
         return 30_000.0  # slow enough to be looked at again
 
-    monkeypatch.setattr(copy_pace, "adjusted", adjusted)
-    monkeypatch.setattr(copy_pace, "FIRST", 30_000.0)
-    monkeypatch.setattr(copy_pace, "LOOK", 0.01)
+    monkeypatch.setattr(copy, "adjusted", adjusted)
+    monkeypatch.setattr(copy, "FIRST", 30_000.0)
+    monkeypatch.setattr(copy, "LOOK", 0.01)
     cluster.settings = replace(cluster.settings, throttle=AUTO)
     directory = cluster.directory()
     leadership = cluster.become_leader(directory)

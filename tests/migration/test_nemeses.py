@@ -7,7 +7,7 @@ import pytest
 
 from balancer.directory.model import Migration
 from balancer.embedded.postgres import PostgresServer
-from balancer.migration.observer import Observer
+from balancer.migration.progress import Observer
 from tests.support import nemeses
 from tests.support.cluster import Cluster
 from tests.support.directed import complaints, move, split

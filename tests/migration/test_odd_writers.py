@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from balancer.migration import chunk_copy, key_replay
-from balancer.nodes.chunks import Chunk
+from balancer.migration import copy, replay
+from balancer.nodes.tablets.copy import Chunk
 from tests.support.cluster import AMPLE, Cluster, build, hash_table, hash_tablets, insert_rows
 from tests.support.directed import LEAF, complaints, move
 from tests.support.sampling import SEED, sampled
@@ -21,10 +21,10 @@ from tests.support.spy import Spy
 pytestmark = pytest.mark.always
 
 POINTS = (
-    "balancer.migration.key_replay.replay",
-    "balancer.migration.completion.complete_rows",
-    "balancer.migration.steps_copy._make_slot",
-    "balancer.nodes.replication.create_subscription",
+    "balancer.migration.replay.replay",
+    "balancer.migration.replay.complete_rows",
+    "balancer.migration.copy._make_slot",
+    "balancer.nodes.tablets.replication.create_subscription",
 )
 MORE = """
 ALTER TABLE orders ADD COLUMN big text, ADD COLUMN twice bigint GENERATED ALWAYS AS (n * 2) STORED,
@@ -235,17 +235,17 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, path: str, work: Callable[[], N
 def test_what_odd_writers_write_arrives(odd: Cluster, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     seed = f"{SEED} {number}"
     print(f"seed {seed}")
-    monkeypatch.setattr(key_replay, "FEW", (0, 20_000)[number % 2])
+    monkeypatch.setattr(replay, "FEW", (0, 20_000)[number % 2])
     writers = Writers(odd, seed)
     lock = threading.Lock()
-    original = chunk_copy._copy_chunk
+    original = copy._copy_chunk
 
     def copy_chunk(ctx: Any, chunk: Chunk, *rest: Any) -> None:
         with lock:
             writers.write()
         original(ctx, chunk, *rest)
 
-    monkeypatch.setattr(chunk_copy, "_copy_chunk", copy_chunk)
+    monkeypatch.setattr(copy, "_copy_chunk", copy_chunk)
 
     def settled() -> None:
         with lock:

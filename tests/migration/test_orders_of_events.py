@@ -15,14 +15,15 @@ from balancer.cli.moves import migration_documents
 from balancer.directory.contract import Directory
 from balancer.directory.model import Migration, MigrationKind, MigrationMode, TabletState
 from balancer.embedded.postgres import PostgresServer
-from balancer.migration import chunk_copy, completion, steps_swap
+from balancer.features.repair.doctor import examine
+from balancer.migration import copy as chunk_copy
+from balancer.migration import replay, swap
 from balancer.migration.begin import begin_move
 from balancer.migration.context import Context
-from balancer.migration.doctor import examine
+from balancer.migration.journal import read_detail
 from balancer.migration.machine import State, Track, path, track_of
-from balancer.migration.record import read_detail
-from balancer.nodes import mirror
-from balancer.policies.keys import KeyType, encode_key
+from balancer.nodes.tablets import mirror
+from balancer.policies.keyspace.keys import KeyType, encode_key
 from tests.support.cluster import (
     AMPLE,
     Cluster,
@@ -103,7 +104,7 @@ def beside(work: Callable[[], object]) -> Iterator[None]:
 # --- a write by the partition's own name
 
 
-LOCKED = {"mirror": (mirror, "start"), "swap": (steps_swap, "_exchange")}
+LOCKED = {"mirror": (mirror, "start"), "swap": (swap, "_exchange")}
 
 
 @pytest.mark.parametrize("where", LOCKED)
@@ -263,7 +264,7 @@ def test_rows_of_a_table_that_had_a_partition_s_name_for_a_while_do_not_move_in_
     """Somebody tries another table under its name, and changes their mind, while it is copied and compared."""
     away, back = AWAY[what]
     cluster.settings = replace(cluster.settings, **AMPLE)
-    copy, complete = chunk_copy.copy_chunks, completion.complete_rows
+    copy, complete = chunk_copy.copy_chunks, replay.complete_rows
     with cluster.connect("a") as owner:
 
         def copied(*arguments: Any) -> None:
@@ -276,7 +277,7 @@ def test_rows_of_a_table_that_had_a_partition_s_name_for_a_while_do_not_move_in_
             owner.execute(back.encode())
 
         monkeypatch.setattr(chunk_copy, "copy_chunks", copied)
-        monkeypatch.setattr(completion, "complete_rows", completed)
+        monkeypatch.setattr(replay, "complete_rows", completed)
         done = start(cluster, mode=mode)
     assert (done.state, done.error) == (
         "failed",
@@ -406,7 +407,7 @@ def test_a_writer_by_an_older_snapshot_that_waited_for_the_swap_writes_to_the_ne
     number = int(str(alone.query("a", "SELECT min(id) FROM orders_t2")[0][0]))
     answers: list[object] = []
     threads: list[threading.Thread] = []
-    real = steps_swap._exchange
+    real = swap._exchange
 
     def write() -> None:
         with psycopg.connect(alone.dsns["a"], application_name="old writer") as writer:
@@ -428,7 +429,7 @@ def test_a_writer_by_an_older_snapshot_that_waited_for_the_swap_writes_to_the_ne
         with alone.connect("a") as connection:
             connection.execute(f"UPDATE orders SET n = 4 WHERE id = {number}".encode())
 
-    monkeypatch.setattr(steps_swap, "_exchange", meanwhile)
+    monkeypatch.setattr(swap, "_exchange", meanwhile)
     assert start(alone, {"left:mirroring": change}, "split").state == "done"
     threads[0].join(30)
     assert answers == [1]

@@ -10,7 +10,7 @@ import pytest
 from balancer.directory.model import Migration, MigrationMode
 from balancer.migration.begin import begin_move
 from balancer.migration.machine import State
-from balancer.migration.observer import Observer
+from balancer.migration.progress import Observer
 from tests.support.cluster import Cluster
 from tests.support.owned import move_or_split, owned_cluster, plain_role, rights, run_as
 from tests.support.sampling import crossed

@@ -14,18 +14,17 @@ from balancer.clock import SystemClock
 from balancer.directory.model import Node
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import BalancerError, Refused
-from balancer.migration.doctor import examine
-from balancer.migration.links import Links
-from balancer.migration.revive import copies_of, make_ready
-from balancer.nodes.connection import Address, connect
-from balancer.nodes.grants import grant_script
-from balancer.nodes.names import Name, parse_name
-from balancer.nodes.preflight import Needs, TableNeeds, preflight
-from balancer.nodes.readable import check_readable
-from balancer.planner.node_samples import NodeSampler
+from balancer.features.repair.doctor import examine
+from balancer.features.repair.revive import copies_of, make_ready
+from balancer.features.tables.adopt import TableRequest, adopt, inspect
+from balancer.features.tables.create import create
+from balancer.naming import Name, parse_name
+from balancer.nodes.catalog.owners_code import check_readable
+from balancer.nodes.catalog.preflight import Needs, TableNeeds, grant_script, preflight
+from balancer.nodes.session.connection import Address, connect
+from balancer.nodes.session.holder import NodeSessions
+from balancer.planner.hot_keys import NodeSampler
 from balancer.polling.poller import Poller
-from balancer.tables.adopt import TableRequest, adopt, inspect
-from balancer.tables.create import create
 from tests.support.cluster import Cluster, build, range_table, range_tablets
 from tests.support.commands import balancer_here
 from tests.support.owned import plain_role, rights, run_as
@@ -151,7 +150,7 @@ def ages(cluster: Cluster) -> None:
 
 def copies(cluster: Cluster) -> None:
     snapshot = cluster.directory().snapshot()
-    with closing(Links(cluster.address, "test")) as links:
+    with closing(NodeSessions(cluster.address, "test")) as links:
         copies_of(links, snapshot, snapshot.tablet(1))
 
 
@@ -164,7 +163,7 @@ def take(cluster: Cluster) -> None:
         ).fetchone()
         if attached is not None:
             connection.execute("ALTER TABLE public.orders DETACH PARTITION public.orders_t1")
-    with closing(Links(cluster.address, "test")) as links:
+    with closing(NodeSessions(cluster.address, "test")) as links:
         make_ready(links, snapshot.epoch, snapshot.tables[1], [tablet], empty=False)
 
 

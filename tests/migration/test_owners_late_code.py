@@ -7,7 +7,7 @@ import pytest
 from balancer.directory.model import Migration, MigrationMode
 from balancer.migration.begin import begin_move
 from balancer.migration.machine import State
-from balancer.migration.observer import Observer
+from balancer.migration.progress import Observer
 from tests.migration.test_chunks_owners import SPY
 from tests.support.cluster import Cluster
 from tests.support.expiring import begin, made, tablets

@@ -13,10 +13,10 @@ import pytest
 
 from balancer.directory.model import KeyColumn, Layout, Table, Tablet
 from balancer.embedded.postgres import PostgresServer
+from balancer.features.repair.doctor import examine
 from balancer.migration.begin import begin_move
-from balancer.migration.doctor import examine
-from balancer.policies.hash_leaves import Leaf
-from balancer.policies.keys import KeyType
+from balancer.policies.keyspace.hash_leaves import Leaf
+from balancer.policies.keyspace.keys import KeyType
 from tests.support.cluster import Cluster, adopt
 from tests.support.resharding import begin_merge, begin_split
 

@@ -16,8 +16,8 @@ import pytest
 
 from balancer.directory.model import KeyColumn, Layout, Table, Tablet
 from balancer.embedded.postgres import PostgresServer
-from balancer.policies.hash_leaves import Leaf
-from balancer.policies.keys import KeyType
+from balancer.policies.keyspace.hash_leaves import Leaf
+from balancer.policies.keyspace.keys import KeyType
 from tests.support.cluster import AMPLE, Cluster, adopt
 from tests.support.directed import complaints
 from tests.support.nemeses import until

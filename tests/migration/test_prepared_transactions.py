@@ -9,7 +9,7 @@ import pytest
 
 from balancer.directory.model import Migration
 from balancer.migration.begin import begin_move
-from balancer.migration.observer import Observer
+from balancer.migration.progress import Observer
 from tests.support.cluster import AMPLE, Cluster
 from tests.support.directed import complaints
 from tests.support.nemeses import EveryPoint

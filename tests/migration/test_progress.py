@@ -10,9 +10,8 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import Tablet
 from balancer.directory.open import open_directory
 from balancer.migration.machine import State
-from balancer.migration.observer import Observer
-from balancer.migration.progress import TOPIC, ProgressMeter
-from balancer.policies.hash_leaves import Leaf
+from balancer.migration.progress import TOPIC, Observer, ProgressMeter
+from balancer.policies.keyspace.hash_leaves import Leaf
 from tests.support.directories import migration
 from tests.support.manual_clock import ManualClock
 

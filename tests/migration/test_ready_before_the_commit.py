@@ -12,13 +12,13 @@ import psycopg
 import pytest
 
 from balancer.directory.model import Migration
-from balancer.migration import steps_switch
+from balancer.features.repair.doctor import examine
+from balancer.migration import switch
 from balancer.migration.begin import begin_move
-from balancer.migration.doctor import examine
+from balancer.migration.journal import read_detail
 from balancer.migration.machine import State
-from balancer.migration.observer import Observer
-from balancer.migration.record import read_detail
-from balancer.nodes.fence import Expired
+from balancer.migration.progress import Observer
+from balancer.nodes.tablets.fence import Expired
 from tests.support.cluster import Cluster
 from tests.support.refusals import refused_with
 from tests.support.spy import Spy
@@ -135,7 +135,7 @@ def test_a_seal_that_fails_leaves_the_target_to_who_is_attaching_there(
 ) -> None:
     """Two speak to the target's one session at once otherwise: ATTACH would stand without its guard."""
     between, failed = threading.Event(), threading.Event()
-    attach, seal = steps_switch._attach_locked, steps_switch._seal_locked
+    attach, seal = switch._attach_locked, switch._seal_locked
     seen: list[object] = []
 
     def attach_slowly(*given: Any) -> None:
@@ -156,8 +156,8 @@ def test_a_seal_that_fails_leaves_the_target_to_who_is_attaching_there(
         attached = f"SELECT ({guarded}) FROM pg_inherits WHERE inhrelid = to_regclass('public.orders_t2')"
         seen.extend(cluster.query("b", attached))
 
-    monkeypatch.setattr(steps_switch, "_attach_locked", attach_slowly)
-    monkeypatch.setattr(steps_switch, "_seal_locked", fail)
+    monkeypatch.setattr(switch, "_attach_locked", attach_slowly)
+    monkeypatch.setattr(switch, "_seal_locked", fail)
     cluster.settings = replace(cluster.settings, write_pause_budget=5.0, fence_deadline=10.0)
     assert move(cluster, _AtSecondCatchingUp(look)).state == "done"
     assert seen == [("A",)]

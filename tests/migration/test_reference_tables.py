@@ -14,38 +14,36 @@ import pytest
 
 from balancer.client import Router
 from balancer.clock import SystemClock
-from balancer.daemon.reference_keeper import ReferenceKeeper
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import Layout, Migration, Node, NodeState, Put, TabletState, Transaction
 from balancer.directory.open import open_directory
 from balancer.directory.snapshot import Snapshot
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import Refused
+from balancer.features.reference import keeper
+from balancer.features.reference.findings import MENDS
+from balancer.features.reference.keeper import ReferenceKeeper, make_copy
+from balancer.features.reference.setup import adopt_reference, inspect_reference
+from balancer.features.repair.doctor import examine
+from balancer.features.repair.revive import make_ready, replacement
+from balancer.features.tables.adopt import TableRequest
+from balancer.features.tables.create import create
 from balancer.instruments import Instruments
-from balancer.migration import reference_copying
 from balancer.migration.begin import begin_move
-from balancer.migration.copy_findings import MENDS
-from balancer.migration.doctor import examine
-from balancer.migration.links import Links
 from balancer.migration.machine import State
-from balancer.migration.observer import Observer
-from balancer.migration.recovery import recover
-from balancer.migration.reference_copying import make_copy
-from balancer.migration.revive import make_ready, replacement
-from balancer.migration.runner import Runner
-from balancer.nodes.closed import locked_rows, open_tablet
-from balancer.nodes.connection import Address, Connection, Cursor
-from balancer.nodes.epoch_check import node_transaction
-from balancer.nodes.names import Name, parse_name
-from balancer.nodes.reference_copies import check_copy
-from balancer.nodes.replication import marker_statements
+from balancer.migration.progress import Observer
+from balancer.migration.runner import Runner, recover
+from balancer.naming import Name, parse_name
+from balancer.nodes.schema.leader_transaction import node_transaction
+from balancer.nodes.session.connection import Address, Connection, Cursor
+from balancer.nodes.session.holder import NodeSessions
+from balancer.nodes.tablets.closed import locked_rows, open_tablet
+from balancer.nodes.tablets.reference_copies import check_copy
+from balancer.nodes.tablets.replication import marker_statements
 from balancer.planner.metrics import Reporter
 from balancer.policies.check_options import CheckKind, CheckOptions
-from balancer.polling.reference_streams import reference_tables
+from balancer.polling.view import reference_tables
 from balancer.settings import MigrationSettings
-from balancer.tables.adopt import TableRequest
-from balancer.tables.create import create
-from balancer.tables.reference import adopt_reference, inspect_reference
 from tests.migration.test_chunks_owners import SPY
 from tests.support.checking import checked
 from tests.support.cluster import AMPLE
@@ -273,7 +271,7 @@ def test_a_row_that_a_copy_has_is_not_taken_out_while_it_is_filled_again(
         seen.append(world.query("b", there))
         check_copy(cursor, names, tablet)
 
-    monkeypatch.setattr(reference_copying, "check_copy", between)
+    monkeypatch.setattr(keeper, "check_copy", between)
     world.keep()
     assert seen == [[]]
     world.alike()
@@ -364,7 +362,7 @@ def test_a_keeper_with_an_old_snapshot_neither_opens_a_former_home_nor_closes_th
     world.query("b", "INSERT INTO countries (code, name) VALUES ('fr', 'France')")
     world.keep(before)
     [old] = reference_tables(before, "shop")
-    links = Links(world.address, "test")
+    links = NodeSessions(world.address, "test")
     try:
         with pytest.raises(Refused, match=r"is the home of public.countries and no copy"):
             make_copy(links, world.leadership.epoch, old, "b", [])
@@ -388,7 +386,7 @@ def test_a_lost_home_is_replaced_by_a_copy(world: World) -> None:
     gone = replace(snapshot.nodes["a"], state=NodeState.LOST)
     world.directory.commit(Transaction((Put(gone),), snapshot.version, "lost", "test"))
     _, [revived] = replacement(world.directory.snapshot(), tablet, "b", former=False)
-    links = Links(world.address, "test")
+    links = NodeSessions(world.address, "test")
     try:
         with pytest.raises(Refused, match="it has copies: take one with --take-from"):
             make_ready(links, world.leadership.epoch, table, [revived], empty=True)

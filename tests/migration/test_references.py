@@ -9,10 +9,10 @@ import psycopg
 import pytest
 
 from balancer.directory.model import Migration, MigrationMode
+from balancer.features.repair.doctor import examine
 from balancer.migration.begin import begin_move
-from balancer.migration.doctor import examine
-from balancer.migration.record import read_detail
-from balancer.nodes import references
+from balancer.migration.journal import read_detail
+from balancer.nodes.tablets import references
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets
 from tests.support.resharding import begin_split
 from tests.support.spy import Spy

@@ -10,13 +10,13 @@ import pytest
 from balancer.directory.model import Migration, MigrationMode, RangeBounds
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import Refused
-from balancer.migration.begin_reshard import begin_reshard
-from balancer.migration.doctor import examine
+from balancer.features.repair.doctor import examine
+from balancer.migration.begin import begin_reshard
 from balancer.migration.machine import State
-from balancer.migration.observer import Observer
-from balancer.migration.steps_reshard import too_much
-from balancer.policies.hash_leaves import Leaf
-from balancer.policies.keys import KeyType, encode_key
+from balancer.migration.progress import Observer
+from balancer.migration.reshard import too_much
+from balancer.policies.keyspace.hash_leaves import Leaf
+from balancer.policies.keyspace.keys import KeyType, encode_key
 from balancer.settings import MigrationSettings
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows, range_table, range_tablets
 from tests.support.resharding import begin_merge, begin_split

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from balancer.directory.model import Migration, MigrationMode
+from balancer.features.repair.doctor import examine
 from balancer.migration.begin import begin_move
-from balancer.migration.doctor import examine
-from balancer.migration.record import read_detail
+from balancer.migration.journal import read_detail
 from tests.support.cluster import AMPLE, Cluster
 from tests.support.failing import Listener, obstacle
 from tests.support.resharding import begin_split

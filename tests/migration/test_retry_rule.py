@@ -7,11 +7,10 @@ import pytest
 
 from balancer.embedded.postgres import PostgresServer
 from balancer.errors import OutcomeUnknown, Refused, Unavailable
-from balancer.migration.control import Difference, Overrun
 from balancer.migration.machine import State, Track, is_final, path, row_of
-from balancer.migration.retries import Answer, Failures, answer, back_off
-from balancer.nodes.connection import translate
-from balancer.nodes.fence import Expired
+from balancer.migration.retries import Answer, Difference, Failures, Overrun, answer, back_off
+from balancer.nodes.session.connection import translate
+from balancer.nodes.tablets.fence import Expired
 from balancer.settings import MigrationSettings
 from tests.support.manual_clock import ManualClock
 from tests.support.servers import new_database

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from balancer.features.repair.doctor import examine
 from balancer.migration.begin import begin_move
-from balancer.migration.doctor import examine
-from balancer.policies.keys import KeyType, encode_key
+from balancer.policies.keyspace.keys import KeyType, encode_key
 from tests.support.cluster import Cluster, build, insert_rows, range_table, range_tablets
 from tests.support.resharding import begin_split
 

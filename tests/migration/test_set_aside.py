@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from balancer.migration.record import read_detail
+from balancer.migration.journal import read_detail
 from tests.support.cluster import Cluster
 from tests.support.directed import LEAF, Beside, complaints, move, split, tally
 from tests.support.nemeses import until

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from balancer.directory.model import Migration
-from balancer.migration import context, turnstile
+from balancer.migration import concurrency, context
 from balancer.migration.begin import begin_move
+from balancer.migration.journal import read_detail
 from balancer.migration.machine import State, Track
-from balancer.migration.observer import Observer
-from balancer.migration.record import read_detail
-from balancer.nodes.connection import Connection, Cursor
-from balancer.nodes.epoch_check import node_transaction
+from balancer.migration.progress import Observer
+from balancer.nodes.schema.leader_transaction import node_transaction
+from balancer.nodes.session.connection import Connection, Cursor
 from tests.support.cluster import AMPLE, Cluster
 from tests.support.directed import complaints
 from tests.support.failing import end_sessions
@@ -66,8 +66,8 @@ def test_one_switch_at_a_time(cluster: Cluster) -> None:
 
 def test_nothing_else_is_begun_on_the_nodes_beside_a_switch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writers would wait for it. The limits are for real servers: here a busy machine must not reach them."""
-    monkeypatch.setattr(turnstile, "_REST", 60.0)
-    monkeypatch.setattr(turnstile, "_QUIET", 60.0)
+    monkeypatch.setattr(concurrency, "_REST", 60.0)
+    monkeypatch.setattr(concurrency, "_QUIET", 60.0)
     at_work: list[str] = []
     beside: list[str] = []
 
@@ -98,9 +98,9 @@ def test_nothing_else_is_begun_on_the_nodes_beside_a_switch(cluster: Cluster, mo
 
 
 def test_who_has_passed_waits_for_those_at_work_but_not_for_those_that_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turnstile, "_REST", 60.0)
-    monkeypatch.setattr(turnstile, "_QUIET", 60.0)
-    gate = turnstile.Turnstile()
+    monkeypatch.setattr(concurrency, "_REST", 60.0)
+    monkeypatch.setattr(concurrency, "_QUIET", 60.0)
+    gate = concurrency.Turnstile()
     first: Any = SimpleNamespace(id="first", track=Track.MOVE_REPLICATE)
     begun, rest = threading.Event(), threading.Event()
 

@@ -20,27 +20,27 @@ from typing import NamedTuple
 Event = tuple[str, "World"]
 
 STEPS = {
-    "fencing: session": "balancer.migration.steps_switch.fencing",
-    "fencing: fence": "balancer.migration.steps_switch._raise_fence",
-    "fencing: hold": "balancer.migration.steps_switch.close_source",
-    "draining": "balancer.migration.steps_switch.draining",
-    "copying": "balancer.migration.steps_copy.copying",
-    "verifying": "balancer.migration.steps_switch.verifying",
-    "sealing": "balancer.migration.steps_switch.seal",
-    "attach": "balancer.migration.steps_switch._attach",
+    "fencing: session": "balancer.migration.switch.fencing",
+    "fencing: fence": "balancer.migration.switch._raise_fence",
+    "fencing: hold": "balancer.migration.switch.close_source",
+    "draining": "balancer.migration.switch.draining",
+    "copying": "balancer.migration.copy.copying",
+    "verifying": "balancer.migration.switch.verifying",
+    "sealing": "balancer.migration.switch.seal",
+    "attach": "balancer.migration.switch._attach",
     "committing: look": "balancer.migration.runner._look_at_both",
     "committing: sent": "balancer.migration.journal.Journal.save",
     "committing: find out": "balancer.migration.runner.Runner._find_out",
-    "opening: tell": "balancer.migration.steps_finish.tell_source",
-    "opening: open": "balancer.migration.steps_finish.opening",
-    "opening: durable": "balancer.migration.steps_finish._make_durable",
-    "opening: after looking": "balancer.migration.steps_finish._open_after_looking",
-    "retiring: mark moved": "balancer.migration.steps_finish.mark_moved",
-    "retiring: ask": "balancer.migration.steps_finish._check_opened",
-    "retiring: drop": "balancer.migration.steps_finish._drop_rows",
-    "lifting": "balancer.migration.steps_switch.let_writers_on",
-    "taking back": "balancer.migration.steps_switch.take_back",
-    "dropping the copy": "balancer.migration.steps_cancel._take_away",
+    "opening: tell": "balancer.migration.finish.tell_source",
+    "opening: open": "balancer.migration.finish.opening",
+    "opening: durable": "balancer.migration.finish._make_durable",
+    "opening: after looking": "balancer.migration.finish._open_after_looking",
+    "retiring: mark moved": "balancer.migration.finish.mark_moved",
+    "retiring: ask": "balancer.migration.finish._check_opened",
+    "retiring: drop": "balancer.migration.finish._drop_rows",
+    "lifting": "balancer.migration.switch.let_writers_on",
+    "taking back": "balancer.migration.switch.take_back",
+    "dropping the copy": "balancer.migration.steps._take_away",
 }
 """What a leader does next → the function that does it."""
 
@@ -397,7 +397,7 @@ class MoveModel:
         return _doing(_without_sessions(world, me), me, "is out")
 
     def _take_over(self, world: World, me: int) -> Iterator[Event]:
-        """`recovery.take_over`: by the journal's state, and what machine's table says of it."""
+        """`migration/runner.take_over`: by the journal's state, and what machine's table says of it."""
         state = world.directory.state
         back = "journal catching_up" if self._replicated else "journal cancelling"
         following = {

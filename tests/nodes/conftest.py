@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.connection import Address, Connection
+from balancer.nodes.session.connection import Address, Connection
 from tests.support.emptying import empty
 from tests.support.opening import connect
 from tests.support.servers import Database, new_database

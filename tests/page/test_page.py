@@ -10,14 +10,14 @@ from playwright.sync_api import Browser, expect
 
 from balancer.api.app import create_app
 from balancer.api.server import ApiServer
-from balancer.checks.book_notes import write_book
 from balancer.directory.model import Bundle, Node, Put, Remove, Tablet
+from balancer.features.checker.book import write_book
+from balancer.planner.bundle_state import StateWord
 from balancer.planner.recorder import Recorder
-from balancer.planner.state import StateWord
 from balancer.policies.check_options import CheckKind
-from balancer.policies.checking import Anomaly, CheckBook, CheckRound, PastRound, Standing
-from balancer.policies.day_report import DayReport
-from balancer.policies.keys import KeyType, encode_key
+from balancer.policies.checking import Anomaly, CheckRound, CheckRounds, PastRound, Standing
+from balancer.policies.day.book import DayReport
+from balancer.policies.keyspace.keys import KeyType, encode_key
 from tests.support.browser import visit
 from tests.support.bundle_states import Rate, report_small, view_of_snapshot
 from tests.support.directories import migration, moved, puts
@@ -290,7 +290,7 @@ def test_what_the_checks_have_found_is_shown_with_the_next_step(
     found = Anomaly(CheckKind.BOUNDS, "<b>3 rows</b> outside of tablet 3", "orders", 3, "pg-a", advice="move them")
     past = PastRound(6, 100.0, 160.0, 40, 12_000, 3.0, 1, 0)
     round_ = CheckRound(7, 200.0, CheckKind.ORPHANS, rows=500, why=("node pg-c: does not answer",))
-    book = CheckBook(round_, {found.key: Standing(found, 150.0, 160.0, 6)}, past=(past,))
+    book = CheckRounds(round_, {found.key: Standing(found, 150.0, 160.0, 6)}, past=(past,))
     write_book(instance.directory(), "shop", book)
     with visit(browser, server.url) as seen:
         seen.page.click("#checks summary")

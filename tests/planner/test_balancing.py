@@ -7,13 +7,13 @@ import pytest
 
 from balancer.directory.contract import Directory
 from balancer.directory.open import open_directory
-from balancer.planner.balancing import TOPIC, BalancingBook, read_tail
-from balancer.policies.tail import NOTHING_BEGUN, Tail
+from balancer.planner.memory import TOPIC, BalancingNote, read_tail
+from balancer.policies.budgets import NOTHING_BEGUN, BalancingCredit
 from tests.support.directories import fill
 
 pytestmark = pytest.mark.quick
 
-BEGUN = Tail(5.0, frozenset({"pg-a", "pg-b"}))
+BEGUN = BalancingCredit(5.0, frozenset({"pg-a", "pg-b"}))
 
 
 @pytest.fixture
@@ -24,15 +24,15 @@ def directory(tmp_path: Path) -> Iterator[Directory]:
 
 
 def test_a_restarted_leader_and_another_one_go_on(directory: Directory) -> None:
-    first, leading = BalancingBook("shop"), object()
+    first, leading = BalancingNote("shop"), object()
     assert first.read(directory, leading) == NOTHING_BEGUN
     first.write(directory, BEGUN)
-    assert BalancingBook("shop").read(directory, object()) == BEGUN
-    assert BalancingBook("other").read(directory, object()) == NOTHING_BEGUN
+    assert BalancingNote("shop").read(directory, object()) == BEGUN
+    assert BalancingNote("other").read(directory, object()) == NOTHING_BEGUN
 
 
 def test_a_standby_that_takes_over_knows_what_the_leader_wrote_last(directory: Directory) -> None:
-    standby, leader, leading = BalancingBook("shop"), BalancingBook("shop"), object()
+    standby, leader, leading = BalancingNote("shop"), BalancingNote("shop"), object()
     assert standby.read(directory, None) == NOTHING_BEGUN
     leader.read(directory, leading)
     leader.write(directory, BEGUN)
@@ -40,7 +40,7 @@ def test_a_standby_that_takes_over_knows_what_the_leader_wrote_last(directory: D
 
 
 def test_a_leader_that_lost_and_won_again_reads_what_others_wrote_in_between(directory: Directory) -> None:
-    mine, other = BalancingBook("shop"), BalancingBook("shop")
+    mine, other = BalancingNote("shop"), BalancingNote("shop")
     mine.read(directory, "first term")
     other.read(directory, "second term")
     other.write(directory, BEGUN)
@@ -48,7 +48,7 @@ def test_a_leader_that_lost_and_won_again_reads_what_others_wrote_in_between(dir
 
 
 def test_it_is_written_only_when_it_changes(directory: Directory) -> None:
-    book = BalancingBook("shop")
+    book = BalancingNote("shop")
     book.read(directory, "term")
     book.write(directory, NOTHING_BEGUN)
     assert not directory.published(TOPIC)

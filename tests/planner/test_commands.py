@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from balancer.directory.invariants import TABLET_COUNTER
 from balancer.directory.model import CommandState, Counter, NodeState, Pause, Pin, Plan, Put
-from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.directory.snapshot import Snapshot
-from balancer.directory.sqlite import SqliteDirectory
+from balancer.directory.sqlite.backend import SqliteDirectory
 from balancer.errors import UserError
-from balancer.planner.command_context import Outcome
 from balancer.planner.commands import decide, request
-from balancer.policies.bundle_view import ActionKind
-from balancer.policies.hash_leaves import Leaf
+from balancer.planner.verbs import Outcome
+from balancer.policies.keyspace.hash_leaves import Leaf
 from balancer.policies.options import BundleOptions, PlacementRule, TableOptions
+from balancer.policies.view import ActionKind
 from balancer.settings import Mode
 from tests.support.directories import HASHED, RANGED, fill, frame, key, leaves, migration, ranges, transaction
 

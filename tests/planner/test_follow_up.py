@@ -9,10 +9,10 @@ import pytest
 from balancer.directory.contract import Directory
 from balancer.directory.model import Migration, MigrationKind, NodeState, Pin, Put, Record, TabletState
 from balancer.directory.open import open_directory
-from balancer.planner.follow_up import PATIENCE, follow_ups, promised
-from balancer.policies.bundle_view import Action
+from balancer.planner.memory import PATIENCE, follow_ups, promised
+from balancer.policies.budgets import affordable, credited, waiting_flights
 from balancer.policies.options import BudgetOptions, BundleOptions
-from balancer.policies.promises import affordable, credited, waiting_flights
+from balancer.policies.view import Action
 from tests.support.bundle_views import Tablets, bundle_of, leaves
 from tests.support.directories import fill, migration, transaction
 

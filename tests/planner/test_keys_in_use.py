@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from balancer.directory.contract import Directory
+from balancer.directory.notes import SAMPLES
 from balancer.directory.open import open_directory
-from balancer.directory.sample_note import TOPIC
 from balancer.logs import set_up_logs
-from balancer.planner.keys_in_use import MEMORY_SECONDS, Samples
-from balancer.policies.bundle_view import BundleView, KeySamples, SampleSource, TabletHistory
+from balancer.planner.hot_keys import MEMORY_SECONDS, Samples
+from balancer.policies.view import BundleView, KeySamples, SampleSource, TabletHistory
 from tests.support.bundle_states import view_of_snapshot
 from tests.support.directories import fill, key
 from tests.support.logs import kept_logs
@@ -52,7 +52,7 @@ def view(directory: Directory) -> BundleView:
 
 def note(directory: Directory, client: str, at: float, *numbers: int) -> None:
     samples = [[key(number).hex(), 2.0, True] for number in numbers]
-    directory.publish(TOPIC, client, {"at": at, "tables": {"2": samples}})
+    directory.publish(SAMPLES, client, {"at": at, "tables": {"2": samples}})
 
 
 def found(directory: Directory, view: BundleView, samples: Samples, node: Node, enough: int) -> dict[int, KeySamples]:
@@ -123,7 +123,7 @@ def test_a_note_that_is_none_is_passed_over_as_a_whole_and_named_once(
     directory: Directory, view: BundleView, wrong: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     samples, node = Samples(directory), Node()
-    directory.publish(TOPIC, "broken", wrong)
+    directory.publish(SAMPLES, "broken", wrong)
     note(directory, "client-1", 100.0, 11)
     with kept_logs():
         set_up_logs("warning", "text", sys.stdout)
@@ -136,6 +136,6 @@ def test_a_note_that_is_none_is_passed_over_as_a_whole_and_named_once(
 def test_samples_of_tables_that_are_not_there_are_not_kept(directory: Directory) -> None:
     samples = Samples(directory)
     tables = {str(number): [GOOD] for number in range(2, 500)}
-    directory.publish(TOPIC, "broken", {"at": 100.0, "tables": tables})
+    directory.publish(SAMPLES, "broken", {"at": 100.0, "tables": tables})
     samples.gather(100.0)
     assert list(samples._tables) == [2]

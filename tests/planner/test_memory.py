@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from balancer.directory.model import Migration, MigrationKind
 from balancer.planner.memory import Memory, past
-from balancer.policies.bundle_view import BundleView
+from balancer.policies.view import BundleView
 from tests.support.bundle_views import Tablets, bundle_of, leaves
 from tests.support.directories import leaves as tablets_of
 from tests.support.directories import migration

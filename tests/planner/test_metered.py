@@ -10,7 +10,7 @@ from balancer.directory.model import RecordKind, Remove
 from balancer.directory.open import open_directory
 from balancer.errors import Conflict, Fenced, Refused
 from balancer.instruments import Instruments
-from balancer.planner.metered import MeteredDirectory
+from balancer.planner.metrics import MeteredDirectory
 from tests.support.directories import fill, moved, puts, transaction
 
 pytestmark = pytest.mark.quick

@@ -8,10 +8,10 @@ import pytest
 
 from balancer.directory.model import Migration, MigrationKind
 from balancer.instruments import Instruments
+from balancer.planner.bundle_state import NodeReport, ScheduleReport, StateWord
 from balancer.planner.metrics import Reporter
-from balancer.planner.state import NodeReport, ScheduleReport, StateWord
-from balancer.policies.bundle_view import Action, ActionKind, InFlight, NodeView, PlanResult
 from balancer.policies.options import MigrationMode
+from balancer.policies.view import Action, ActionKind, InFlight, NodeView, PlanResult
 from tests.support.bundle_states import NOON, state_of, view_of
 
 pytestmark = pytest.mark.quick

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.planner.openings import Openings
-from balancer.planner.schedule_now import report
-from balancer.planner.state import NodeReport, StateWord
-from balancer.planner.verdict import Situation, verdict
-from balancer.policies.bundle_view import BundleView
+from balancer.planner.bundle_state import NodeReport, StateWord
+from balancer.planner.verdict import VerdictFacts, verdict
+from balancer.planner.windows import Openings, report
 from balancer.policies.options import GB, MB, BalancerOptions, BudgetOptions, BundleOptions
-from balancer.policies.plan import make_plan
+from balancer.policies.plan.plan import make_plan
+from balancer.policies.view import BundleView
 from balancer.schedules import Level, applicable
 from balancer.settings import Mode
 from tests.support.bundle_states import view_of
@@ -33,7 +32,7 @@ def said(view: BundleView, options: BundleOptions, opened: Openings) -> tuple[St
     plan = make_plan(view, options)
     nodes = [NodeReport(node.id, "active", "", True) for node in view.nodes]
     return verdict(
-        Situation(
+        VerdictFacts(
             now=NOW,
             mode=Mode.AUTONOMOUS,
             plan=plan,

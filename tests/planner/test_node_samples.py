@@ -10,12 +10,12 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import Node, Put
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.connection import Address
-from balancer.nodes.names import parse_name
-from balancer.planner.node_samples import NodeSampler
-from balancer.policies.bundle_view import SampleSource
-from balancer.policies.keys import decode_key
-from balancer.tables.adopt import TableRequest, adopt
+from balancer.features.tables.adopt import TableRequest, adopt
+from balancer.naming import parse_name
+from balancer.nodes.session.connection import Address
+from balancer.planner.hot_keys import NodeSampler
+from balancer.policies.keyspace.keys import decode_key
+from balancer.policies.view import SampleSource
 from tests.support.directories import moved, transaction
 from tests.support.opening import connect
 from tests.support.servers import Database

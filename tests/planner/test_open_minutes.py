@@ -6,12 +6,9 @@ from pathlib import Path
 import pytest
 
 from balancer.directory.open import open_directory
-from balancer.planner.looks import LookBook, read_look
-from balancer.planner.openings import Openings
-from balancer.planner.schedule_now import report
-from balancer.planner.state import StateWord
-from balancer.planner.summary import STATUS_TOPIC
+from balancer.planner.bundle_state import STATUS_TOPIC, StateWord
 from balancer.planner.verdict import PastWindow
+from balancer.planner.windows import LookBook, Openings, read_look, report
 from balancer.policies.options import BundleOptions
 from balancer.schedules import Applicable, Formula, Level, applicable
 from tests.support.manual_clock import ManualClock

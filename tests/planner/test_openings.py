@@ -9,13 +9,13 @@ import pytest
 from balancer.directory.contract import Directory
 from balancer.directory.model import Command, Put
 from balancer.directory.open import open_directory
-from balancer.planner import orders, rounds
-from balancer.planner.openings import Openings, look
-from balancer.policies.bundle_view import Action, ActionKind
+from balancer.planner import orders, windows
+from balancer.planner.windows import Openings, look
 from balancer.policies.finish_by import ANY, PARK, WINDOW
 from balancer.policies.options import MB
+from balancer.policies.view import Action, ActionKind
 from balancer.settings import Settings, load_settings
-from balancer.settings.windows import too_short
+from balancer.settings.schedules import too_short
 from tests.support.directories import fill, migration, transaction
 
 pytestmark = pytest.mark.quick
@@ -152,11 +152,11 @@ def test_what_a_round_has_started_is_never_held(settings: Settings, tmp_path: Pa
     with open_directory(f"sqlite://{tmp_path}/directory.db") as directory:
         fill(directory)
         started, own = begin(directory, 1, "load"), begin(directory, 2, "load")
-        asked = Command("c1", rounds.VERB, {"bundle": "shop", "migrations": 5}, "ann", 1.0)
+        asked = Command("c1", windows.VERB, {"bundle": "shop", "migrations": 5}, "ann", 1.0)
         directory.commit(transaction((Put(asked),), directory.snapshot().version))
         bundle = settings.bundle("shop")
         assert at(settings, 2).overrunning(directory.snapshot(), bundle) == {started, own}
-        done = rounds.answered(asked, [directory.snapshot().migrations[started]], ["no room"])
+        done = windows.answered(asked, [directory.snapshot().migrations[started]], ["no room"])
         assert done.result == f"a round of bundle shop: 1 migration started: {started}; 1 could not be: no room"
         directory.commit(transaction((Put(done),), directory.snapshot().version))
         assert at(settings, 2).overrunning(directory.snapshot(), bundle) == {own}

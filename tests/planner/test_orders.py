@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
+from balancer.directory.invariants import TABLET_COUNTER
 from balancer.directory.model import Change, CommandState, Counter, Pin, Plan, Put, RecordKind, Remove, Tablet
-from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.directory.snapshot import Snapshot
-from balancer.directory.sqlite import SqliteDirectory
+from balancer.directory.sqlite.backend import SqliteDirectory
 from balancer.planner import orders, plans
-from balancer.planner.command_context import Outcome
 from balancer.planner.commands import decide, request
+from balancer.planner.verbs import Outcome
 from balancer.policies.budgets import Admission
-from balancer.policies.bundle_view import Action, ActionKind, BundleView, NodeCondition, PlanResult, TabletHistory
-from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keyspace.hash_leaves import Leaf
 from balancer.policies.options import BudgetOptions, BundleOptions, TableOptions
+from balancer.policies.view import Action, ActionKind, BundleView, NodeCondition, PlanResult, TabletHistory
 from balancer.settings import Mode
 from tests.support.bundle_states import view_of_snapshot
 from tests.support.directories import HASHED, RANGED, fill, frame, leaves, migration, ranges, transaction

@@ -10,8 +10,8 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import Change, Plan, Put
 from balancer.directory.open import open_directory
 from balancer.planner import plans
-from balancer.policies.bundle_view import Action, ActionKind, PlanResult
 from balancer.policies.options import BundleOptions
+from balancer.policies.view import Action, ActionKind, PlanResult
 from balancer.settings import Mode
 from tests.support.bundle_views import Tablets, bundle_of, leaves
 from tests.support.directories import fill, transaction

@@ -9,11 +9,10 @@ import pytest
 
 from balancer.directory.contract import Directory
 from balancer.directory.open import open_directory
-from balancer.directory.profile_note import CHUNK, profile_notes, read_profile, topic_of
-from balancer.planner.profile_keeper import ProfileKeeper
-from balancer.policies.day_book import DayBook
-from balancer.policies.day_parts import SLOTS
-from balancer.policies.day_profile import DayProfile, coarse, levels_of
+from balancer.planner.day_profile import CHUNK, ProfileKeeper, profile_notes, read_profile, topic_of
+from balancer.policies.day.book import DayProfileCache
+from balancer.policies.day.profile import DayProfile, coarse, levels_of
+from balancer.policies.view import SLOTS
 from tests.support.bundle_views import bundle
 
 pytestmark = pytest.mark.quick
@@ -119,4 +118,4 @@ def test_a_book_that_was_never_shown_anything_has_nothing_to_write(directory: Di
     keeper = ProfileKeeper("shop")
     keeper.write(directory)
     assert directory.published(topic_of("shop")) == {}
-    assert isinstance(keeper.book, DayBook)
+    assert isinstance(keeper.book, DayProfileCache)

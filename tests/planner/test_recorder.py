@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from balancer.planner.recorder import BINS, Recorder
-from balancer.policies.bundle_view import PlanResult
+from balancer.policies.view import PlanResult
 from tests.support.bundle_states import NOON, state_of, view_of
 
 pytestmark = pytest.mark.quick

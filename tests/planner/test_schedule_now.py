@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from balancer.planner.schedule_now import report
+from balancer.planner.windows import report
 from balancer.schedules import Level, applicable
 
 pytestmark = pytest.mark.quick

@@ -8,18 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.planner.steady import KEPT_SECONDS, much_the_same, starts_nothing
-from balancer.policies.bundle_view import (
-    Action,
-    ActionKind,
-    BundleView,
-    InFlight,
-    NodeCondition,
-    PlanResult,
-    TabletHistory,
-)
+from balancer.planner.tick import KEPT_SECONDS, much_the_same, starts_nothing
 from balancer.policies.options import BundleOptions
-from balancer.policies.plan import make_plan
+from balancer.policies.plan.plan import make_plan
+from balancer.policies.view import Action, ActionKind, BundleView, InFlight, NodeCondition, PlanResult, TabletHistory
 from tests.support.bundle_views import GB, bundle
 
 pytestmark = pytest.mark.quick

@@ -5,8 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from balancer.planner.stored_plan import pack_input, plan_document, read_actions, unpack_input
-from balancer.policies.bundle_view import (
+from balancer.planner.plans import pack_input, plan_document, read_actions, unpack_input
+from balancer.policies.keyspace.hash_leaves import Leaf
+from balancer.policies.keyspace.keys import KeyType
+from balancer.policies.options import BalancerOptions, BundleOptions, GroupOptions, InMemoryMode, TableOptions
+from balancer.policies.view import (
     Action,
     ActionKind,
     BundleView,
@@ -21,9 +24,6 @@ from balancer.policies.bundle_view import (
     TabletHistory,
     TableView,
 )
-from balancer.policies.hash_leaves import Leaf
-from balancer.policies.keys import KeyType
-from balancer.policies.options import BalancerOptions, BundleOptions, GroupOptions, InMemoryMode, TableOptions
 
 pytestmark = pytest.mark.quick
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from balancer.planner.state import NodeReport, ScheduleReport, StateWord
-from balancer.planner.verdict import Situation, verdict
-from balancer.policies.bundle_view import Action, ActionKind, PlanResult, Rejection
+from balancer.planner.bundle_state import NodeReport, ScheduleReport, StateWord
+from balancer.planner.verdict import VerdictFacts, verdict
+from balancer.policies.view import Action, ActionKind, PlanResult, Rejection
 from balancer.settings import Mode
 
 pytestmark = pytest.mark.quick
@@ -25,7 +25,7 @@ WAITS = Rejection(ActionKind.MOVE, (7,), "waits", "it should move from a to b, b
 OFF = "moves are switched off; see enable_cell_balancer and enable_in_memory_cell_balancer"
 A = NodeReport("a", "active", "", True)
 DRAINING = NodeReport("b", "draining", "drained by ann", True)
-CALM = Situation(
+CALM = VerdictFacts(
     now=NOW,
     mode=Mode.AUTONOMOUS,
     plan=NONE,

@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from balancer.planner.state import ScheduleReport, StateWord
-from balancer.planner.verdict import Situation, verdict
-from balancer.policies.bundle_view import PlanResult
+from balancer.planner.bundle_state import ScheduleReport, StateWord
+from balancer.planner.verdict import VerdictFacts, verdict
+from balancer.policies.view import PlanResult
 from balancer.settings import Mode
 
 pytestmark = pytest.mark.quick
@@ -17,7 +17,7 @@ OPEN = ScheduleReport("", "", "UTC", True, None, None)
 SHUT = ScheduleReport("hours < 6", "bundle shop", "UTC", False, None, datetime(2026, 3, 2, tzinfo=UTC))
 ORDER = "doubling the vbuckets of orders: 3 of 8 vbuckets done"
 
-SITUATION = Situation(
+SITUATION = VerdictFacts(
     now=NOW,
     mode=Mode.OBSERVE,
     plan=PlanResult(),

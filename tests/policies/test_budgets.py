@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from balancer.policies.budgets import Admission, moves_at_once
-from balancer.policies.bundle_view import Action, ActionKind, InFlight
 from balancer.policies.options import AUTO, MB, BudgetOptions, BundleOptions
 from balancer.policies.reasons import Left
+from balancer.policies.view import Action, ActionKind, InFlight
 from tests.support.bundle_views import GB, bundle
 
 pytestmark = pytest.mark.quick

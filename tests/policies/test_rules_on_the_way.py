@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balancer.policies.bundle_view import BundleView, PlanResult
 from balancer.policies.options import GB, Apart, BalancerOptions, BudgetOptions, BundleOptions, PlacementOptions
 from balancer.policies.options import PlacementRule as Rule
-from balancer.policies.plan import make_plan
+from balancer.policies.plan.plan import make_plan
+from balancer.policies.view import BundleView, PlanResult
 from tests.support.bundle_views import bundle, moved
 
 pytestmark = pytest.mark.quick

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from balancer.policies.bundle_view import Action, ActionKind, PlanResult
+from balancer.policies.budgets import NOTHING_BEGUN, BalancingCredit
 from balancer.policies.options import BalancerOptions, BundleOptions, HeatOptions, PlacementOptions
-from balancer.policies.placement_loads import build_problem
-from balancer.policies.plan import make_plan
-from balancer.policies.score import limit
-from balancer.policies.tail import NOTHING_BEGUN, Tail
+from balancer.policies.placement.problem import build_problem
+from balancer.policies.plan.plan import make_plan
+from balancer.policies.plan.score import limit
+from balancer.policies.view import Action, ActionKind, PlanResult
 from tests.support.bundle_views import GB, bundle
 from tests.support.settling import settle
 
@@ -45,21 +45,21 @@ def test_a_move_below_the_start_threshold_is_not_made_without_the_bytes_for_it()
 
 def test_moves_off_overloaded_nodes_earn_and_others_spend() -> None:
     begun = NOTHING_BEGUN.after(BUSY, [move("a")])
-    assert begun == Tail(10.0, frozenset({"a"}))
+    assert begun == BalancingCredit(10.0, frozenset({"a"}))
     assert begun.after(BUSY, [move("b", 4.0)]).bytes == 6.0
     assert begun.after(BUSY, [move("b", 100.0)]).bytes == 0.0
     assert begun.after(BUSY, [move("b", 4.0, "drain")]).bytes == 10.0, "not for balance"
 
 
 def test_it_ends_when_nothing_is_left_to_do() -> None:
-    assert Tail(30.0, frozenset({"a"})).after(PlanResult(), []) == NOTHING_BEGUN
+    assert BalancingCredit(30.0, frozenset({"a"})).after(PlanResult(), []) == NOTHING_BEGUN
 
 
 def test_a_node_that_was_not_overloaded_before_is_a_new_story() -> None:
     wandered = PlanResult(unfinished=True, overloaded=frozenset({"b"}))
-    assert Tail(30.0, frozenset({"a"})).after(wandered, []).bytes == 0.0
+    assert BalancingCredit(30.0, frozenset({"a"})).after(wandered, []).bytes == 0.0
     fewer = PlanResult(unfinished=True)
-    assert Tail(30.0, frozenset({"a"})).after(fewer, []).bytes == 30.0
+    assert BalancingCredit(30.0, frozenset({"a"})).after(fewer, []).bytes == 30.0
 
 
 @pytest.mark.parametrize(

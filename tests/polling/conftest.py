@@ -12,9 +12,9 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import Node
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.connection import Address
-from balancer.nodes.names import parse_name
-from balancer.tables.adopt import TableRequest, adopt
+from balancer.features.tables.adopt import TableRequest, adopt
+from balancer.naming import parse_name
+from balancer.nodes.session.connection import Address
 from tests.support.opening import connect
 from tests.support.servers import Database, postgres
 

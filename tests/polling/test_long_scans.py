@@ -10,10 +10,10 @@ import pytest
 
 from balancer.directory.contract import Directory
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.connection import Address
-from balancer.policies.bundle_view import BundleView
-from balancer.policies.heat import hot_tablets, plan_heat
+from balancer.nodes.session.connection import Address
 from balancer.policies.options import BundleOptions
+from balancer.policies.resize.heat import hot_tablets, plan_heat
+from balancer.policies.view import BundleView
 from balancer.polling.poller import ClusterPoll, Poller
 from balancer.polling.rates import COUNTERS
 from balancer.polling.view import Remembered, build_view

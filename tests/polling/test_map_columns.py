@@ -12,14 +12,13 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import Put, RangeBounds, Remove, Table, Tablet
 from balancer.directory.open import open_directory
 from balancer.directory.snapshot import Snapshot
-from balancer.nodes.names import Name, parse_name, partition_name
-from balancer.nodes.ownership import Expected
-from balancer.nodes.poll_columns import PartitionNames
+from balancer.naming import Name, parse_name, partition_name
 from balancer.policies.options import BundleOptions
-from balancer.polling.index import NOBODY, TabletIndex, build_index
-from balancer.polling.map_columns import ColumnBook
+from balancer.polling.node_poll import PartitionNames
+from balancer.polling.ownership import Expected
 from balancer.polling.poller import ClusterPoll
 from balancer.polling.rates import first_rates
+from balancer.polling.tablet_index import NOBODY, ColumnCache, TabletIndex, build_index
 from balancer.polling.view import KeptColumns, Remembered, build_view
 from tests.support.directories import NODES, RANGED, fill, moved, small_cluster, transaction
 
@@ -94,7 +93,7 @@ def shown(snapshot: Snapshot, kept: KeptColumns | None) -> list[object]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_an_index_that_follows_commits_is_one_that_was_made_of_the_last(directory: Directory, seed: int) -> None:
-    chance, book = Random(seed), ColumnBook()
+    chance, book = Random(seed), ColumnCache()
     kept = KeptColumns(book)
     index = build_index(directory.snapshot(), SHOP, book)
     for _ in range(12):
@@ -107,7 +106,7 @@ def test_an_index_that_follows_commits_is_one_that_was_made_of_the_last(director
 
 
 def test_what_a_commit_leaves_alone_stays_the_same_object(directory: Directory) -> None:
-    book = ColumnBook()
+    book = ColumnCache()
     before = build_index(directory.snapshot(), SHOP, book)
     tablet = directory.snapshot().tablet(1)
     other = next(node for node in NODES if node != tablet.node)
@@ -121,7 +120,7 @@ def test_what_a_commit_leaves_alone_stays_the_same_object(directory: Directory) 
 
 
 def test_a_tablet_that_went_and_came_back_has_another_epoch(directory: Directory) -> None:
-    book = ColumnBook()
+    book = ColumnCache()
     before = build_index(directory.snapshot(), SHOP, book)
     tablet = directory.snapshot().tablet(1)
     for node in (next(node for node in NODES if node != tablet.node), tablet.node):

@@ -9,7 +9,7 @@ import pytest
 from balancer.directory.contract import Directory
 from balancer.directory.model import Migration, Put, Record
 from balancer.directory.open import open_directory
-from balancer.polling.own_work import own_work
+from balancer.polling.rates import own_work
 from tests.support.directories import HASHED, fill, leaves, migration, small_cluster, transaction
 
 pytestmark = pytest.mark.quick

@@ -8,8 +8,8 @@ import pytest
 
 from balancer.directory.contract import Directory
 from balancer.embedded.postgres import PostgresServer
-from balancer.nodes.connection import Address
-from balancer.nodes.ownership import DisagreementKind
+from balancer.nodes.session.connection import Address
+from balancer.polling.ownership import DisagreementKind
 from balancer.polling.poller import ClusterPoll, Health, Poller
 from tests.polling.conftest import Adopt
 from tests.support.manual_clock import ManualClock

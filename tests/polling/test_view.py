@@ -11,16 +11,14 @@ import pytest
 from balancer.directory.contract import Directory
 from balancer.directory.model import Layout, NodeState, Pin, Put, Table, Tablet, TabletState
 from balancer.directory.open import open_directory
-from balancer.nodes.poll import NodeFacts, NodePoll, SlotUse
-from balancer.nodes.poll_columns import Claims, Partitions
-from balancer.policies.bundle_view import BundleView, NodeCondition
-from balancer.policies.hash_leaves import Leaf
+from balancer.nodes.session.ask_all import Unreachable
+from balancer.policies.keyspace.hash_leaves import Leaf
 from balancer.policies.options import BundleOptions, InMemoryMode, TableOptions
-from balancer.polling.fanout import Unreachable
+from balancer.policies.view import BundleView, NodeCondition
+from balancer.polling.node_poll import Claims, NodeFacts, NodePoll, Partitions, SlotUse
 from balancer.polling.poller import ClusterPoll, Health, NodeAnswer
 from balancer.polling.rates import COUNTERS, CounterSample, advance, first_rates
-from balancer.polling.reference_streams import reference_tables
-from balancer.polling.view import Capacity, Remembered, build_view
+from balancer.polling.view import Capacity, Remembered, build_view, reference_tables
 from tests.support.directories import NODES, fill, leaves, migration, ranges, transaction
 
 pytestmark = pytest.mark.quick

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
 
-from balancer.schedules.stretches import DAY, stretch_at, stretches, to_datetime, to_microseconds
+from balancer.schedules.schedule import DAY, stretch_at, stretches, to_datetime, to_microseconds
 
 pytestmark = pytest.mark.quick
 

@@ -9,7 +9,7 @@ import pytest
 from balancer.errors import UserError
 from balancer.policies.options import AUTO, GB, MB, InMemoryMode
 from balancer.settings import ConfigurationError, Mode, WantedMode, load_settings
-from balancer.settings.origins import effective
+from balancer.settings.report import effective
 from tests.support.commands import balancer_here
 
 pytestmark = pytest.mark.quick

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from balancer.settings import ConfigurationError, load_settings
-from balancer.settings.message_handlers import MessageSettings, compiled, values_of
+from balancer.settings.messages import MessageSettings, compiled, values_of
 
 pytestmark = pytest.mark.quick
 

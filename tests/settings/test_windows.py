@@ -8,7 +8,7 @@ import pytest
 from balancer.errors import UserError
 from balancer.schedules import Formula
 from balancer.settings import BundleSettings, Settings, load_settings
-from balancer.settings.windows import bundle_schedule, group_schedule, heat_schedule, in_zone
+from balancer.settings.schedules import bundle_schedule, group_schedule, heat_schedule, in_zone
 
 pytestmark = pytest.mark.quick
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from balancer.cli.simulate import read, tell
-from balancer.policies.simulator import Story
-from balancer.policies.simulator_report import StoryVerdict, draw, time_above
+from balancer.features.replay.command import read
+from balancer.features.replay.command import told as tell
+from balancer.policies.simulator.report import StoryVerdict, draw, time_above
+from balancer.policies.simulator.simulator import Story
 
 FOLDER = Path(__file__).parent.parent / "scenarios"
 PEAKS = ("night-window", "night-window-now")

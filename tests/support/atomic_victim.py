@@ -13,8 +13,8 @@ from typing import Any
 import psycopg
 
 from balancer.client import Isolation, PoolSettings, Router
-from balancer.client.atomic_steps import AtomicSteps
-from balancer.client.transaction_steps import Request
+from balancer.client.atomic import AtomicSteps
+from balancer.client.transaction.steps import Request
 
 NOTHING = "nothing"
 

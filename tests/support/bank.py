@@ -29,12 +29,12 @@ from balancer.directory.model import Command, CommandState, Put, Tablet
 from balancer.directory.snapshot import Snapshot
 from balancer.embedded.postgres import PostgresServer
 from balancer.embedded.process import servers_below
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.embedded.zookeeper import ZooKeeperServer
 from balancer.errors import BalancerError
-from balancer.nodes.connection import Address
-from balancer.nodes.decisions import prepared_parts
-from balancer.polling.addresses import cluster_name
-from balancer.tables.message_switch import mail_leaf, message_handlers, switch_on
+from balancer.features.messages.enable import mail_leaf, message_handlers, switch_on
+from balancer.naming import cluster_name
+from balancer.nodes.schema.decisions import prepared_parts
+from balancer.nodes.session.connection import Address
 from tests.support.directories import transaction
 from tests.support.fleet import Fleet, Process, until
 from tests.support.forked import forked_beside

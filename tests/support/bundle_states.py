@@ -9,8 +9,10 @@ import numpy as np
 
 from balancer.directory.model import Layout, RangeBounds, Tablet
 from balancer.directory.snapshot import Snapshot
-from balancer.planner.state import BundleState, NodeReport, ScheduleReport, StateWord
-from balancer.policies.bundle_view import (
+from balancer.planner.bundle_state import BundleState, NodeReport, ScheduleReport, StateWord
+from balancer.policies.keyspace.hash_leaves import Leaf
+from balancer.policies.keyspace.keys import LOWEST, KeyType, encode_key
+from balancer.policies.view import (
     Action,
     ActionKind,
     BundleView,
@@ -20,8 +22,6 @@ from balancer.policies.bundle_view import (
     TabletColumns,
     TableView,
 )
-from balancer.policies.hash_leaves import Leaf
-from balancer.policies.keys import LOWEST, KeyType, encode_key
 from balancer.settings import Mode
 from tests.support.bundle_views import leaves
 from tests.support.instance import Instance

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from balancer.policies.bundle_view import BundleView, Floats, NodeView, TabletColumns, TableView
-from balancer.policies.hash_leaves import Leaf, descendants
-from balancer.policies.keys import KeyType, encode_key
+from balancer.policies.keyspace.hash_leaves import Leaf, descendants
+from balancer.policies.keyspace.keys import KeyType, encode_key
+from balancer.policies.view import BundleView, Floats, NodeView, TabletColumns, TableView
 
 GB = float(1 << 30)
 

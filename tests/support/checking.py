@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from balancer.checks.check_loop import Checker, ground_of
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory
-from balancer.nodes.connection import Address
+from balancer.features.checker.loop import Checker, ground_of
+from balancer.nodes.session.connection import Address
 from balancer.policies.check_options import CheckOptions
-from balancer.policies.checking import Anomaly, CheckBook
+from balancer.policies.checking import Anomaly, CheckRounds
 from balancer.policies.options import BundleOptions
 from balancer.settings import BundleSettings, MigrationSettings, Mode, NodeSettings
 
@@ -48,7 +48,7 @@ def bundle_of(shards: Nodes, options: CheckOptions, *, trusted: bool = True) -> 
 def checker_of(
     shards: Nodes,
     options: CheckOptions,
-    book: CheckBook | None = None,
+    book: CheckRounds | None = None,
     *,
     trusted: bool = False,
     cluster: str = "shop",
@@ -60,10 +60,10 @@ def checker_of(
 
     bundle = bundle_of(shards, options, trusted=trusted)
     with ground_of(bundle, shards.directory, address, cluster, SystemClock()) as ground:
-        yield Checker(ground, book or CheckBook())
+        yield Checker(ground, book or CheckRounds())
 
 
-def run_round(checker: Checker) -> CheckBook:
+def run_round(checker: Checker) -> CheckRounds:
     """A round from its beginning, or what is left of one, to its end."""
     if checker.book.running is None:
         checker.begin()
@@ -72,7 +72,7 @@ def run_round(checker: Checker) -> CheckBook:
     return checker.book
 
 
-def anomalies(book: CheckBook) -> list[Anomaly]:
+def anomalies(book: CheckRounds) -> list[Anomaly]:
     return [standing.anomaly for standing in book.standing.values()]
 
 

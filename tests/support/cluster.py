@@ -14,6 +14,7 @@ import psycopg
 
 from balancer.clock import SystemClock
 from balancer.directory.contract import Directory, Leadership
+from balancer.directory.invariants import TABLET_COUNTER
 from balancer.directory.model import (
     Bundle,
     Counter,
@@ -28,18 +29,17 @@ from balancer.directory.model import (
     Transaction,
 )
 from balancer.directory.open import open_directory
-from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.embedded.postgres import PostgresServer
 from balancer.migration.context import places
-from balancer.migration.observer import Observer
+from balancer.migration.progress import Observer
 from balancer.migration.runner import Runner
-from balancer.nodes.bounds import check_expression, for_values
-from balancer.nodes.connection import Address, Connection
-from balancer.nodes.connection_holder import looks_alive
-from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
-from balancer.policies.hash_leaves import Leaf
-from balancer.policies.keys import HIGHEST, LOWEST, KeyType, encode_key
-from balancer.polling.addresses import cluster_name
+from balancer.naming import cluster_name
+from balancer.nodes.catalog.bounds import check_expression, for_values
+from balancer.nodes.schema.install import OwnedTablet, OwnState, install_schema, write_tablets
+from balancer.nodes.session.connection import Address, Connection
+from balancer.nodes.session.holder import looks_alive
+from balancer.policies.keyspace.hash_leaves import Leaf
+from balancer.policies.keyspace.keys import HIGHEST, LOWEST, KeyType, encode_key
 from balancer.settings import MigrationSettings
 from tests.support.opening import connect
 

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from balancer.clock import SystemClock
 from balancer.directory.model import Node
 from balancer.directory.open import open_directory
-from balancer.nodes.connection import Address, Connection, connect
-from balancer.nodes.names import parse_name
+from balancer.features.convert.run import convert, unconvert
+from balancer.features.convert.swap import Observe, SwapSession, WorkplaceOf
+from balancer.features.tables.adopt import TableRequest
+from balancer.naming import parse_name
+from balancer.nodes.session.connection import Address, Connection, connect
 from balancer.settings import MigrationSettings
-from balancer.tables.adopt import TableRequest
-from balancer.tables.convert import convert
-from balancer.tables.swapping import Observe, Workplace, WorkplaceOf
-from balancer.tables.unconvert import unconvert
 from tests.support.servers import Database
 
 ROOTS = ("orders", "items")
@@ -143,8 +142,8 @@ def request_of(*roots: str, layout: str = "hash", key: str = "user_id") -> Table
 def workplace(observe: Observe = lambda step: None, settings: MigrationSettings = BUDGET) -> WorkplaceOf:
     """Where the statements run, with a budget for busy machines."""
 
-    def make(node: str, connection: Connection, leader_epoch: int) -> Workplace:
-        return Workplace(node, connection, leader_epoch, settings, SystemClock(), observe)
+    def make(node: str, connection: Connection, leader_epoch: int) -> SwapSession:
+        return SwapSession(node, connection, leader_epoch, settings, SystemClock(), observe)
 
     return make
 

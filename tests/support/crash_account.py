@@ -14,11 +14,11 @@ import psycopg
 
 from balancer.directory.model import Tablet, TabletState
 from balancer.directory.snapshot import Snapshot
-from balancer.migration.doctor import examine
+from balancer.features.repair.doctor import examine
 from balancer.migration.machine import State
-from balancer.policies.hash_leaves import position
-from balancer.policies.hashing import partition_hash
-from balancer.policies.keys import KeyType
+from balancer.policies.keyspace.hash_leaves import position
+from balancer.policies.keyspace.hashing import partition_hash
+from balancer.policies.keyspace.keys import KeyType
 from tests.support.cluster import Cluster
 from tests.support.refusals import refused_with
 from tests.support.workloads.approach import HELD, HELD_SNAPSHOT, PLAIN, Approach, Proof

@@ -27,11 +27,10 @@ from balancer.errors import BalancerError, Fenced, Unavailable
 from balancer.migration import context
 from balancer.migration.begin import begin_move
 from balancer.migration.machine import State
-from balancer.migration.observer import Observer
-from balancer.migration.recovery import recover
-from balancer.migration.runner import Runner
-from balancer.nodes.connection import Address, Connection, Cursor
-from balancer.nodes.epoch_check import node_command, node_transaction
+from balancer.migration.progress import Observer
+from balancer.migration.runner import Runner, recover
+from balancer.nodes.schema.leader_transaction import node_command, node_transaction
+from balancer.nodes.session.connection import Address, Connection, Cursor
 from balancer.settings import MigrationSettings
 from tests.support.mutants import mutate_from_environment
 from tests.support.resharding import begin_merge, begin_split
@@ -202,7 +201,7 @@ def begin(plan: Plan, directory: Directory, leadership: Leadership) -> Migration
 
 
 def run_plan(file: Path) -> NoReturn:
-    """In the forked process: everything it says goes into `daemon.log` next to the plan."""
+    """In the forked process: everything it says goes into `daemon/daemon.log` next to the plan."""
     code = 7
     try:
         nothing, log = os.open(os.devnull, os.O_RDONLY), os.open(file.with_name("daemon.log"), _APPEND, 0o644)

@@ -17,7 +17,7 @@ from balancer.directory.model import MigrationKind
 from balancer.directory.open import open_directory
 from balancer.embedded.postgres import PostgresServer
 from balancer.embedded.process import free_port
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.embedded.zookeeper import ZooKeeperServer
 from balancer.migration.machine import State, is_final, row_of
 from tests.support.cluster import QUICK, Cluster, build, describe, hash_table, hash_tablets, insert_rows
 from tests.support.crash_account import Traffic, account, owners_now, traffic

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-from balancer.api.sockets import raise_descriptor_limit
+from balancer.api.server import raise_descriptor_limit
 from tests.support.commands import started
 
 KINDS = ("idle", "slow", "poll")

@@ -8,9 +8,9 @@ import psycopg
 
 from balancer.directory.model import Migration, MigrationMode
 from balancer.errors import BalancerError
+from balancer.features.repair.doctor import examine
 from balancer.migration.begin import begin_move
-from balancer.migration.doctor import examine
-from balancer.migration.observer import Observer
+from balancer.migration.progress import Observer
 from tests.support.cluster import Cluster
 from tests.support.resharding import begin_split
 from tests.support.spy import Spy

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from uuid import uuid4
 
 from balancer.directory.contract import Directory
+from balancer.directory.invariants import TABLET_COUNTER
 from balancer.directory.model import (
     Bundle,
     Change,
@@ -21,10 +22,9 @@ from balancer.directory.model import (
     Tablet,
     Transaction,
 )
-from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.directory.snapshot import Snapshot
-from balancer.policies.hash_leaves import Leaf
-from balancer.policies.keys import HIGHEST, LOWEST, KeyType, encode_key
+from balancer.policies.keyspace.hash_leaves import Leaf
+from balancer.policies.keyspace.keys import HIGHEST, LOWEST, KeyType, encode_key
 
 Opener = Callable[[], Directory]
 """Opens the same directory again, as another process would."""

@@ -11,16 +11,9 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 from balancer.directory.contract import Directory, Leadership
-from balancer.directory.model import (
-    KeyColumn,
-    Layout,
-    Migration,
-    RangeBounds,
-    Table,
-    Tablet,
-)
-from balancer.migration.begin_expiry import begin_expiry
-from balancer.policies.keys import HIGHEST, LOWEST, KeyType, encode_key
+from balancer.directory.model import KeyColumn, Layout, Migration, RangeBounds, Table, Tablet
+from balancer.migration.begin import begin_expiry
+from balancer.policies.keyspace.keys import HIGHEST, LOWEST, KeyType, encode_key
 from balancer.settings import MigrationSettings
 from tests.support.cluster import AMPLE, Cluster, build
 from tests.support.ddl_killed import killed_at

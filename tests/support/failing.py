@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import psycopg
 
 from balancer.directory.model import Migration
-from balancer.migration.observer import Progress
+from balancer.migration.progress import Progress
 from tests.support.cluster import Cluster
 from tests.support.spy import Spy
 

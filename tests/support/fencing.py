@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from balancer.nodes.connection import Cursor, last_rows, run_together
-from balancer.nodes.fence import (
+from balancer.naming import Name
+from balancer.nodes.session.connection import Cursor, last_rows, run_together
+from balancer.nodes.tablets.fence import (
     Fence,
     announced,
     check_standing,
@@ -12,7 +13,6 @@ from balancer.nodes.fence import (
     seal_statements,
     sealed_by,
 )
-from balancer.nodes.names import Name
 
 
 def raise_fence(cursor: Cursor, partitions: Sequence[Name], fence: Fence, seconds: float, lock_timeout: float) -> Fence:

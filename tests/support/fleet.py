@@ -20,12 +20,11 @@ from balancer.directory.model import Node
 from balancer.directory.open import open_directory
 from balancer.directory.snapshot import Snapshot
 from balancer.embedded.process import free_port
-from balancer.nodes.connection import Address
-from balancer.nodes.names import parse_name
-from balancer.polling.addresses import cluster_name
+from balancer.features.tables.adopt import TableRequest
+from balancer.features.tables.create import create
+from balancer.naming import cluster_name, parse_name
+from balancer.nodes.session.connection import Address
 from balancer.settings import Settings, load_settings
-from balancer.tables.adopt import TableRequest
-from balancer.tables.create import create
 from tests.support.cluster import COLUMNS, Cluster
 from tests.support.commands import environment as clean_environment
 from tests.support.forked import Forked

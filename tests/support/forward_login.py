@@ -5,7 +5,7 @@ from dataclasses import replace
 import psycopg
 from psycopg import sql
 
-from balancer.nodes.connection import Address
+from balancer.nodes.session.connection import Address
 
 ROLE, PASSWORD = "balancer_forward", "forward-marked-secret"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import SystemRandom
 from tempfile import TemporaryDirectory
 
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.embedded.zookeeper import ZooKeeperServer
 from tests.support.fuzz_targets import every_target
 from tests.support.fuzzing import HEAD, explore
 

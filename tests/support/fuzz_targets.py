@@ -17,19 +17,19 @@ import psycopg
 from hypothesis import strategies as st
 from kazoo.client import KazooClient
 
-from balancer.cli import operate
 from balancer.cli.main import COMMANDS
-from balancer.client import pgbouncer
-from balancer.directory.codec import StoredEntry, pack_entry
-from balancer.directory.document import export_document
+from balancer.directory.history import export_document
 from balancer.directory.model import LogEntry, Node, Put, RecordKind
 from balancer.directory.open import open_directory
 from balancer.directory.snapshot import Snapshot
-from balancer.directory.snapshot_codec import MARK, pack_log, pack_snapshot, unpack_log, unpack_snapshot
+from balancer.directory.store.codec import StoredEntry, pack_entry
+from balancer.directory.store.host_cache import MARK, pack_log, pack_snapshot, unpack_log, unpack_snapshot
 from balancer.errors import Refused, UserError
-from balancer.nodes.connection import translate
+from balancer.features.pgbouncer import bouncer
+from balancer.nodes.session.connection import translate
 from balancer.schedules.formula import Formula
-from balancer.schedules.formula_errors import FormulaEvaluationError, FormulaSyntaxError
+from balancer.schedules.language import FormulaEvaluationError, FormulaSyntaxError
+from balancer.terminal import operate
 from tests.support.bundle_states import report_small
 from tests.support.commands import Result, balancer_here
 from tests.support.directories import fill
@@ -251,7 +251,7 @@ def addresses(folder: Path) -> FuzzTarget:
         nodes = {name: Node(name, "shop", text) for name in snapshot.nodes}
         poisoned = replace(snapshot, records={**snapshot.records, RecordKind.NODE: nodes})
         try:
-            made = pgbouncer.render(pgbouncer.aliases(poisoned, pgbouncer.Per.NODE))
+            made = bouncer.render(bouncer.aliases(poisoned, bouncer.Per.NODE))
         except UserError:
             return ""
         names = [line.partition(" = ")[0] for line in made.splitlines() if line and line[0] not in ";["]

@@ -8,8 +8,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from balancer.directory.contract import Directory
-from balancer.directory.instance_note import TOPIC, InstanceNote, read_instances
 from balancer.directory.model import Migration
+from balancer.directory.notes import INSTANCES, InstanceNote, read_instances
 from balancer.policies.leader_choice import Contender, wanted_leader
 from tests.support.commands import balancer_here
 from tests.support.fleet import Fleet, application, owners
@@ -150,7 +150,7 @@ def _moving(directory: Directory) -> list[Migration]:
 
 
 def _notes(directory: Directory) -> dict[str, InstanceNote]:
-    return {note.name: note for note in read_instances(directory.published(TOPIC))}
+    return {note.name: note for note in read_instances(directory.published(INSTANCES))}
 
 
 def _steer(verb: str, move: Migration, fleet: Fleet) -> None:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any, cast
 
-from balancer.daemon.spreading import Spreader
+from balancer.daemon.leadership import Spreader
 from balancer.directory.contract import Directory
 from balancer.directory.model import Json
 from balancer.instruments import Instruments

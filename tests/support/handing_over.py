@@ -17,14 +17,14 @@ from balancer.client import Router
 from balancer.directory.contract import Directory
 from balancer.directory.identity import made_identity
 from balancer.directory.model import Node
-from balancer.directory.open import cluster_name, open_directory
-from balancer.nodes.connection import Address
-from balancer.nodes.epoch_check import node_transaction
-from balancer.nodes.names import parse_name
-from balancer.tables.adopt import TableRequest
-from balancer.tables.create import create
-from balancer.tables.hand_over import HandingOver, Party
-from balancer.tables.hand_over_checks import in_the_way
+from balancer.directory.open import open_directory
+from balancer.features.handover.checks import in_the_way
+from balancer.features.handover.run import HandingOver, HandoverSide
+from balancer.features.tables.adopt import TableRequest
+from balancer.features.tables.create import create
+from balancer.naming import cluster_name, parse_name
+from balancer.nodes.schema.leader_transaction import node_transaction
+from balancer.nodes.session.connection import Address
 from tests.support.cluster import COLUMNS
 from tests.support.forked import run_forked
 from tests.support.opening import connect
@@ -72,7 +72,7 @@ class World:
     def work(self, observe: Callable[[str], None] = lambda step: None) -> Iterator[HandingOver]:
         """A hand-over of the shop, as another process would have it."""
         with open_directory(self.giver) as giver, open_directory(self.taker) as taker:
-            sides = Party(self.giver, giver), Party(self.taker, taker)
+            sides = HandoverSide(self.giver, giver), HandoverSide(self.taker, taker)
             yield HandingOver(*sides, ("shop",), self.address, "test", observe)
 
     def hand_over(self, observe: Callable[[str], None] = lambda step: None, lost: tuple[str, ...] = ()) -> str:

@@ -7,9 +7,9 @@ import sys
 import threading
 
 from balancer.clock import SystemClock
-from balancer.directory import zookeeper_import
 from balancer.directory.open import open_directory
-from balancer.directory.zookeeper_session import Session, SessionVerdict
+from balancer.directory.zookeeper import load
+from balancer.directory.zookeeper.session import Session, SessionVerdict
 from tests.support.directories import RANGED, frame, ranges
 
 TABLETS = 3000
@@ -18,7 +18,7 @@ _REQUESTS = 8  # the mark, five to delete what was there, two of the three that 
 
 
 def main(url: str) -> None:
-    zookeeper_import._CHUNK_ROWS = _ROWS
+    load._CHUNK_ROWS = _ROWS
     send = Session.multi
     sent: list[SessionVerdict] = []
 

@@ -9,16 +9,15 @@ import httpx
 from pydantic import SecretStr
 
 from balancer.api.app import create_app
-from balancer.api.server import ApiServer
-from balancer.api.sockets import SocketLimits, connections_for, raise_descriptor_limit
+from balancer.api.server import ApiServer, SocketLimits, connections_for, raise_descriptor_limit
 from balancer.api.source import LeaderView
 from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory, Follower
 from balancer.directory.open import open_directory
 from balancer.instruments import Instruments
+from balancer.planner.bundle_state import BundleState
 from balancer.planner.metrics import Reporter
 from balancer.planner.recorder import Recorder
-from balancer.planner.state import BundleState
 from balancer.settings import Settings, load_settings
 from balancer.settings.files import HttpSettings
 

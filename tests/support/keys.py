@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from uuid import UUID
 
-from balancer.policies.keys import KeyType, KeyValue
+from balancer.policies.keyspace.keys import KeyType, KeyValue
 
 _ALPHABET = string.ascii_letters + string.digits + " _-/.:\x01éжß漢😀"
 _INFINITIES = (float("inf"), float("-inf"))

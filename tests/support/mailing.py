@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from balancer.client import PoolSettings, Router
-from balancer.client.locate import locate_key
 from balancer.clock import SystemClock
-from balancer.daemon.message_service import MailRound, MessageService
-from balancer.nodes.connection import Address
-from balancer.settings.message_handlers import MessageSettings
-from balancer.tables.message_switch import Switched, switch_on
+from balancer.directory.locate import locate_key
+from balancer.features.messages.enable import Switched, switch_on
+from balancer.features.messages.service import MailRound, MessageService
+from balancer.nodes.session.connection import Address
+from balancer.settings.messages import MessageSettings
 from tests.support.shards import Leader, Shards, new_shards, user_of
 
 CREDIT = (

@@ -88,7 +88,7 @@ def rewritten(function: str, changes: Mapping[str, str]) -> Patch:
 
         return install_schema
 
-    return replaced("balancer.nodes.schema.install_schema", make)
+    return replaced("balancer.nodes.schema.install.install_schema", make)
 
 
 def reworded(path: str, changes: Mapping[str, str]) -> Patch:
@@ -156,7 +156,7 @@ def _unlocked(original: Any) -> Any:
     """Nothing is held from the fence until the source says where the tablet went."""
 
     def close_source(ctx: Any, made: Any = None, then: Any = ()) -> Any:
-        from balancer.nodes.connection import run_together  # noqa: PLC0415
+        from balancer.nodes.session.connection import run_together  # noqa: PLC0415
 
         closed = original(ctx, made)
         closed.cursor.execute("COMMIT; BEGIN")
@@ -169,19 +169,19 @@ def _unlocked(original: Any) -> Any:
 @contextmanager
 def _own_snapshot(ctx: Any) -> Iterator[Any]:
     """The last changes are replayed as they were before the slot was made."""
-    from balancer.migration import key_replay, steps_copy  # noqa: PLC0415
+    from balancer.migration import copy, replay  # noqa: PLC0415
 
-    with key_replay.view_of_source(ctx) as view:
+    with replay.view_of_source(ctx) as view:
         with ctx.links.replication(ctx.record.source_node) as maker:
-            steps_copy._make_slot(ctx, maker)
+            copy._make_slot(ctx, maker)
         yield view
 
 
 def _slot_alone(ctx: Any, _: Any) -> None:
     """What has changed since the copy is left to a stream that begins later."""
-    from balancer.migration import steps_copy  # noqa: PLC0415
+    from balancer.migration import copy  # noqa: PLC0415
 
-    with steps_copy._view_of_slot(ctx):
+    with copy._view_of_slot(ctx):
         pass
 
 
@@ -198,13 +198,13 @@ def _noted_apart(original: Any) -> Any:
 
 def _replayed_between(original: Any) -> Any:
     """Changed keys are replayed after each chunk, not only after the last."""
-    from balancer.migration import key_replay, steps_copy  # noqa: PLC0415
+    from balancer.migration import copy, replay  # noqa: PLC0415
 
     def _copy_chunk(ctx: Any, *rest: Any) -> None:
         original(ctx, *rest)
         if str(ctx.record.mode) == "replicate":
-            with key_replay.view_of_source(ctx) as view:
-                key_replay.replay_and_forget(ctx, steps_copy.read_shapes(ctx), view)
+            with replay.view_of_source(ctx) as view:
+                replay.replay_and_forget(ctx, copy.read_shapes(ctx), view)
 
     return _copy_chunk
 
@@ -216,14 +216,14 @@ def _forgotten_by_age(_: Any) -> Any:
 
 def _marker_first(original: Any) -> Any:
     """The marker is sent in a transaction of its own, before the fence waits for writers."""
-    from balancer.migration import stream_markers  # noqa: PLC0415
+    from balancer.migration import stream  # noqa: PLC0415
 
     def _raise_fence(ctx: Any, *rest: Any) -> None:
         if str(ctx.track) != "move, replicate":
             original(ctx, *rest)
             return
         with ctx.source() as cursor:
-            number = stream_markers.next_marker(ctx, cursor)
+            number = stream.next_marker(ctx, cursor)
         original(ctx, *rest)
         ctx.note(marker=number)
 
@@ -246,7 +246,7 @@ def _roots_only(original: Any) -> Any:
     """Everybody is kept out of the roots, and nobody out of the leaves."""
 
     def lock_everybody_out(cursor: Any, roots: Any, partitions: Any, others: Any, left: Any) -> None:
-        from balancer.nodes.locks import _lock_within, keep_all_out  # noqa: PLC0415
+        from balancer.nodes.schema.proof import _lock_within, keep_all_out  # noqa: PLC0415
 
         keep_all_out(cursor, partitions)
         _lock_within(cursor, roots, "ACCESS EXCLUSIVE", left)
@@ -266,13 +266,13 @@ def _begun_apart(original: Any) -> Any:
 
 def _equal_or_not(original: Any) -> Any:
     """The mirror is taken for whole whatever has become of it."""
-    from balancer.nodes.mirror import Standing  # noqa: PLC0415
+    from balancer.nodes.tablets.mirror import MirrorStanding  # noqa: PLC0415
 
     def find(connection: Any, *rest: Any) -> Any:
         number = connection.execute(
             "SELECT min(split_part(encode(tgargs, 'escape'), '\\000', 2)) FROM pg_trigger WHERE tgname ~ '^!balancer_m'"
         ).fetchone()[0]
-        return None if number is None else Standing(str(number))
+        return None if number is None else MirrorStanding(str(number))
 
     return find
 
@@ -303,7 +303,7 @@ def _never_newer(original: Any) -> Any:
     """The node says that it has seen this very leader, whoever asks."""
 
     def _begin(cursor: Any, leader_epoch: int, node: str, start: Any, given: Any) -> None:
-        from balancer.nodes.connection import run_together  # noqa: PLC0415
+        from balancer.nodes.session.connection import run_together  # noqa: PLC0415
 
         run_together(cursor, [*start, sql.SQL("SELECT 1"), *given])
         for _ in start:
@@ -325,7 +325,7 @@ def _without_epoch(original: Any) -> Any:
 
 def _told_unlocked(original: Any) -> Any:
     """Whether the trigger of an expired tablet was switched off is asked before writers are waited for."""
-    from balancer.nodes import fence  # noqa: PLC0415
+    from balancer.nodes.tablets import fence  # noqa: PLC0415
 
     def _tell(ctx: Any, tablet: Any) -> None:
         locked = fence.lock_partitions
@@ -350,7 +350,7 @@ def _lifted_anyway(original: Any) -> Any:
 def _asked_alone(_: Any) -> Any:
     """The new owner is asked, whatever the directory knows about it."""
     from balancer.errors import Refused, Unavailable  # noqa: PLC0415
-    from balancer.migration.revive import owner_has  # noqa: PLC0415
+    from balancer.features.repair.revive import owner_has  # noqa: PLC0415
 
     def _is_elsewhere(links: Any, snapshot: Any, row: Any) -> bool:
         tablet = snapshot.find_tablet(row.id)
@@ -364,7 +364,7 @@ def _asked_alone(_: Any) -> Any:
 
 def _marked_over_all(original: Any) -> Any:
     """A mark is written over whatever is there."""
-    from balancer.nodes.closed import MARK  # noqa: PLC0415
+    from balancer.nodes.tablets.closed import MARK  # noqa: PLC0415
 
     def write_mark(cursor: Any, now: float, seen: int) -> None:
         row = cursor.execute("SELECT number FROM balancer.marker WHERE migration = %s", (MARK,)).fetchone()
@@ -384,7 +384,7 @@ _HOLD = "tests/client/test_hold.py"
 _CHUNKS = "tests/migration/test_chunks.py::"
 _LOCK = "AND pg_try_advisory_xact_lock_shared("
 _ORDERS = "tests/migration/test_orders_of_events.py::"
-_FORWARDING = "tests/daemon/test_forwarding.py::"
+_FORWARDING = "tests/features/forwarding/test_forwarding.py::"
 _FENCE_UNTIL = "extract(epoch FROM clock_timestamp()) < TG_ARGV[2]::float8"
 _CLOSED = "tests/migration/test_closed_tablets.py::"
 _FORMER = "tests/migration/test_former_owner.py::"
@@ -397,9 +397,9 @@ NO_VERIFICATION = Mutant(
     together(
         replaced("balancer.migration.comparison.compare_rest", instead()),
         replaced("balancer.migration.comparison.compare_bulk", instead(0)),
-        replaced("balancer.migration.key_replay._compare", instead()),
-        replaced("balancer.migration.steps_reshard.compare_all", instead()),
-        replaced("balancer.nodes.reshard.replay", _replayed_unseen),
+        replaced("balancer.migration.replay._compare", instead()),
+        replaced("balancer.migration.reshard.compare_all", instead()),
+        replaced("balancer.nodes.tablets.reshard.replay", _replayed_unseen),
     ),
     (
         f"{_DIRECTED}test_a_row_that_is_changed_on_its_way_ends_the_move",
@@ -412,7 +412,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "any-switch-opened",
         "10: a target is opened whichever switch has made it ready",
-        replaced("balancer.migration.steps_finish.check_ready", instead()),
+        replaced("balancer.migration.finish.check_ready", instead()),
         (
             f"{_FAILOVERS}test_a_target_that_falls_back_to_an_earlier_switch_of_the_same_move_is_not_opened",
             f"{_FAILOVERS}test_a_home_is_not_opened_on_a_copy_that_fell_back",
@@ -421,7 +421,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "arrival-unchecked",
         "3: what attaches relies on the session that has seen the marker",
-        replaced("balancer.migration.switch_messages.check_arrived", instead()),
+        replaced("balancer.migration.switch.check_arrived", instead()),
         (f"{_FAILOVERS}test_what_the_target_loses_before_attach_is_seen_on_whatever_session_attaches",),
     ),
     Mutant(
@@ -442,19 +442,19 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "unsealed-source-dropped",
         "12: a source that is found without its seal was closed all the same",
-        replaced("balancer.nodes.set_aside.was_open", instead(False)),
+        replaced("balancer.nodes.tablets.leftovers.was_open", instead(False)),
         (f"{_FAILOVERS}test_what_a_source_without_its_seal_has_taken_after_the_commit_is_kept",),
     ),
     Mutant(
         "opened-unseen",
         "10: the opening is durable if any transaction after it is",
-        replaced("balancer.migration.steps_finish._check_opened_there", instead()),
+        replaced("balancer.migration.finish._check_opened_there", instead()),
         (f"{_FAILOVERS}test_an_opening_that_a_crash_takes_away_is_made_again",),
     ),
     Mutant(
         "no-guard",
         "machine 1: a write by the partition's own name meets the target's trigger",
-        replaced("balancer.nodes.fence.guard_incoming", instead()),
+        replaced("balancer.nodes.tablets.fence.guard_incoming", instead()),
         (f"{_DIRECTED}test_at_every_point_a_write_is_refused_or_kept",),
     ),
     Mutant(
@@ -466,19 +466,19 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "marker-before-the-fence",
         "machine 2: the marker follows every acknowledged write in the stream",
-        replaced("balancer.migration.steps_switch._raise_fence", _marker_first),
+        replaced("balancer.migration.switch._raise_fence", _marker_first),
         (f"{_DIRECTED}test_a_writer_that_the_fence_waited_for_is_in_the_copy",),
     ),
     Mutant(
         "no-drain",
         "machine 3: the marker is visible on the target before anything follows",
-        replaced("balancer.migration.stream_markers.await_marker", _no_drain),
+        replaced("balancer.migration.stream.await_marker", _no_drain),
         (f"{_DIRECTED}test_the_switch_waits_for_what_is_still_in_the_stream",),
     ),
     Mutant(
         "no-flush",
         "machine 3: a synchronous commit on the target makes what was applied durable",
-        replaced("balancer.migration.switch_messages._closing_statements", _attached_lazily),
+        replaced("balancer.migration.switch._closing_statements", _attached_lazily),
         (f"{_DIRECTED}test_what_was_committed_survives_the_crash_of_both_nodes",),
     ),
     NO_VERIFICATION,
@@ -486,8 +486,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "no-seal",
         "machine 5, 6: a sealed fence does not end by itself",
         together(
-            replaced("balancer.nodes.fence.seal_statements", instead([])),
-            replaced("balancer.nodes.fence.sealed_by", lambda _: lambda standing, transaction: standing),
+            replaced("balancer.nodes.tablets.fence.seal_statements", instead([])),
+            replaced("balancer.nodes.tablets.fence.sealed_by", lambda _: lambda standing, transaction: standing),
         ),
         (f"{_DIRECTED}test_a_sealed_fence_outlives_its_daemon", f"{_DIRECTED}test_a_sealed_fence_does_not_expire"),
     ),
@@ -500,7 +500,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "seal-unchecked",
         "machine 5: sealing demands this very fence, unexpired and without a breach",
-        replaced("balancer.nodes.fence.check_looked", _looked_away),
+        replaced("balancer.nodes.tablets.fence.check_looked", _looked_away),
         (f"{_DIRECTED}test_a_clock_that_jumps_and_jumps_back_hides_no_write_of_a_read_only_move",),
     ),
     Mutant(
@@ -518,7 +518,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "open-before-commit",
         "machine 10: the target opens after the commit",
-        replaced("balancer.migration.steps_switch.sealing", _open_early),
+        replaced("balancer.migration.switch.sealing", _open_early),
         (f"{_ARGUMENT}test_steps_8_to_10_the_new_owner_opens_only_after_the_old_one_is_closed_for_good",),
     ),
     Mutant(
@@ -531,35 +531,35 @@ MUTANTS: tuple[Mutant, ...] = (
         "no-epoch-check",
         "machine 11: a node that has seen a newer leader refuses",
         together(
-            replaced("balancer.nodes.epoch_check._begin", _never_newer),
-            replaced("balancer.nodes.epoch_check._look_again", instead()),
+            replaced("balancer.nodes.schema.leader_transaction._begin", _never_newer),
+            replaced("balancer.nodes.schema.leader_transaction._look_again", instead()),
         ),
         (f"{_DIRECTED}test_a_leader_that_slept_does_no_harm_on_a_node",),
     ),
     Mutant(
         "drop-attached",
         "machine 12: what is attached is never dropped",
-        replaced("balancer.nodes.partition.detach_pending", instead()),
+        replaced("balancer.nodes.tablets.partition.detach_pending", instead()),
         (f"{_ARGUMENT}test_step_12_a_partition_that_is_attached_is_never_dropped",),
     ),
     Mutant(
         "own-snapshot",
         "machine, end: the slot's consistent point is the snapshot of the copy",
-        replaced("balancer.migration.steps_copy._view_of_slot", lambda _: _own_snapshot),
+        replaced("balancer.migration.copy._view_of_slot", lambda _: _own_snapshot),
         (f"{_DIRECTED}test_rows_are_copied_at_the_snapshot_of_the_slot",),
     ),
     Mutant(
         "chunk-noted-apart",
         "machine, copy 6: a chunk is there exactly if its note is",
-        replaced("balancer.nodes.chunks.claim", _noted_apart),
+        replaced("balancer.nodes.tablets.copy.claim", _noted_apart),
         (f"{_CHUNKS}test_a_chunk_is_there_with_its_note_or_not_at_all",),
     ),
     Mutant(
         "replay-between-chunks",
         "machine, copy 5: no chunk follows a replay",
         together(
-            replaced("balancer.nodes.chunks.begin_replay", instead()),
-            replaced("balancer.migration.chunk_copy._copy_chunk", _replayed_between),
+            replaced("balancer.nodes.tablets.copy.begin_replay", instead()),
+            replaced("balancer.migration.copy._copy_chunk", _replayed_between),
         ),
         (f"{_CHUNKS}test_a_row_that_changes_its_page_between_two_chunks_arrives_once",),
     ),
@@ -572,53 +572,54 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "no-replay-at-the-slot",
         "machine, copy 8: the last replay is at the slot's snapshot",
-        replaced("balancer.migration.steps_copy._replay_at_slot", lambda _: _slot_alone),
+        replaced("balancer.migration.copy._replay_at_slot", lambda _: _slot_alone),
         (f"{_DIRECTED}test_rows_are_copied_at_the_snapshot_of_the_slot",),
     ),
     Mutant(
         "lost-replay-unseen",
         "machine, copy 9: a replay that the target has lost is noticed",
         together(
-            replaced("balancer.migration.key_replay._check_numbers", instead(1000)),
-            replaced("balancer.nodes.replication.missing_markers", instead(0)),
+            replaced("balancer.migration.replay._check_numbers", instead(1000)),
+            replaced("balancer.nodes.tablets.replication.missing_markers", instead(0)),
         ),
         (f"{_CHUNKS}test_a_target_that_has_lost_a_replay_ends_the_move",),
     ),
     Mutant(
         "no-capture",
-        "steps_reshard: a trigger logs the keys of changed rows",
-        replaced("balancer.nodes.reshard.changed_sources", instead(())),
+        "migration/reshard: a trigger logs the keys of changed rows",
+        replaced("balancer.nodes.tablets.reshard.changed_sources", instead(())),
         (f"{_RESHARDS}test_at_every_point_a_write_is_refused_or_kept",),
     ),
     Mutant(
         "no-replay-before-the-mirror",
         "machine, reshard 2: the rest of the log is replayed while writers are kept out",
-        replaced("balancer.migration.steps_reshard.replay_once", instead(0)),
+        replaced("balancer.migration.reshard.replay_once", instead(0)),
         (f"{_RESHARDS}test_at_every_point_a_write_is_refused_or_kept",),
     ),
     Mutant(
         "mirror-begun-apart",
         "machine, reshard 2: the last replay and the mirror are one transaction",
-        replaced("balancer.nodes.snapshots.this_transaction", _begun_apart),
+        replaced("balancer.nodes.tablets.leftovers.this_transaction", _begun_apart),
         (f"{_ORDERS}test_while_the_mirror_begins_or_the_swap_is_made_no_write_by_a_partition_s_name_gets_in",),
     ),
     Mutant(
         "mirror-without-writers",
         "machine, reshard 3: the mirror makes every change in the new partitions",
-        reworded("balancer.nodes.mirror._BODY", {"    {work}\n    RETURN NULL;": "    RETURN NULL;"}),
+        reworded("balancer.nodes.tablets.mirror._BODY", {"    {work}\n    RETURN NULL;": "    RETURN NULL;"}),
         (f"{_RESHARDS}test_at_every_point_a_write_is_refused_or_kept",),
     ),
     Mutant(
         "mirror-of-old-rows",
         "machine, reshard 3: a row that has changed since is read again",
-        reworded("balancer.nodes.mirror._BODY", {"\"is fresh\" := NEW.xmax = '0'::xid;": "NULL;"}),
+        reworded("balancer.nodes.tablets.mirror._BODY", {"\"is fresh\" := NEW.xmax = '0'::xid;": "NULL;"}),
         (f"{_MIRROR}test_both_sides_are_equal_after_every_statement",),
     ),
     Mutant(
         "mirror-of-old-keys",
         "machine, reshard 3: a key that is given up may be taken again already",
         reworded(
-            "balancer.nodes.mirror._WORK", {"IF TG_OP = 'DELETE' OR TG_OP = 'UPDATE' AND NOT": "IF false AND NOT"}
+            "balancer.nodes.tablets.mirror._WORK",
+            {"IF TG_OP = 'DELETE' OR TG_OP = 'UPDATE' AND NOT": "IF false AND NOT"},
         ),
         (f"{_MIRROR}test_both_sides_are_equal_after_every_statement",),
     ),
@@ -626,7 +627,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "mirror-by-old-snapshots",
         "machine, reshard 3: who does not see the mirror's beginning is refused",
         reworded(
-            "balancer.nodes.mirror._BODY",
+            "balancer.nodes.tablets.mirror._BODY",
             {"NOT pg_visible_in_snapshot(TG_ARGV[1]::xid8, pg_current_snapshot())": "false"},
         ),
         (f"{_MIRROR}test_who_writes_by_an_older_snapshot_is_refused_and_may_try_again",),
@@ -634,55 +635,55 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "mirror-of-anything",
         "nodes.mirror: no value of another type, and nothing of another table, is passed on",
-        reworded("balancer.nodes.mirror._BODY", {'IF NOT "the same" THEN': "IF false THEN"}),
+        reworded("balancer.nodes.tablets.mirror._BODY", {'IF NOT "the same" THEN': "IF false THEN"}),
         (f"{_MIRROR}test_no_statement_fails_after_ddl", _MIRROR_RIGHTS),
     ),
     Mutant(
         "mirror-plans-anything",
         "nodes.mirror: the old partition is not read once it has code of its owner",
-        reworded("balancer.nodes.mirror._BODY", {"NOT (\n        EXISTS": "NOT (true OR\n        EXISTS"}),
+        reworded("balancer.nodes.tablets.mirror._BODY", {"NOT (\n        EXISTS": "NOT (true OR\n        EXISTS"}),
         (_MIRROR_RIGHTS,),
     ),
     Mutant(
         "mirror-careless",
         "nodes.mirror: a value that is unique is noted in the log, and the statement goes on",
-        reworded("balancer.nodes.mirror._CAREFUL", {"unique_violation": "assert_failure"}),
+        reworded("balancer.nodes.tablets.mirror._CAREFUL", {"unique_violation": "assert_failure"}),
         (f"{_MIRROR}test_a_value_that_two_rows_have_in_turn_fails_no_statement",),
     ),
     Mutant(
         "mirror-checks-at-once",
         "nodes.mirror: what may be checked late is checked at the end of the transaction",
-        replaced("balancer.nodes.mirror._defer", instead(sql.SQL(""))),
+        replaced("balancer.nodes.tablets.mirror._defer", instead(sql.SQL(""))),
         (f"{_MIRROR}test_both_sides_are_equal_where_the_key_is_checked_late",),
     ),
     Mutant(
         "mirror-writes-all",
         "nodes.mirror: an unchanged long value is not written again",
-        replaced_text("balancer.nodes.mirror._LONG", "{0} = {1}"),
+        replaced_text("balancer.nodes.tablets.mirror._LONG", "{0} = {1}"),
         (f"{_MIRROR}test_an_unchanged_long_value_is_not_written_again",),
     ),
     Mutant(
         "mirror-meddled-with",
         "machine, reshard 5: the triggers are those that the mirror's beginning wrote",
-        replaced("balancer.nodes.mirror.find", _equal_or_not),
+        replaced("balancer.nodes.tablets.mirror.find", _equal_or_not),
         (f"{_MIRROR}test_a_mirror_that_was_switched_off_and_on_ends_the_split",),
     ),
     Mutant(
         "mirror-lost",
         "machine, reshard 5: under the swap's lock the mirror is the one that was waited for, and its log is empty",
-        replaced("balancer.migration.steps_swap._check_mirror", instead()),
+        replaced("balancer.migration.swap._check_mirror", instead()),
         (f"{_MIRROR}test_a_node_that_has_lost_the_mirror_loses_no_write",),
     ),
     Mutant(
         "mirror-outlives-the-swap",
         "machine, reshard 6: after the swap nothing follows the old partitions",
-        replaced("balancer.nodes.mirror.disable_statements", instead([])),
+        replaced("balancer.nodes.tablets.mirror.disable_statements", instead([])),
         (f"{_MIRROR}test_what_is_forced_into_an_old_partition_does_not_reach_the_new_ones",),
     ),
     Mutant(
         "swap-without-leaves",
         "machine, reshard 5: the swap locks the old leaves too, before it checks anything",
-        replaced("balancer.nodes.locks.lock_everybody_out", _roots_only),
+        replaced("balancer.nodes.schema.proof.lock_everybody_out", _roots_only),
         (f"{_ORDERS}test_while_the_mirror_begins_or_the_swap_is_made_no_write_by_a_partition_s_name_gets_in",),
     ),
     Mutant(
@@ -698,7 +699,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "sealed-fence-left-alone",
         "machine 6: a transaction holds the partitions' lock from the seal to the word where the tablet went",
         together(
-            replaced("balancer.migration.steps_switch.close_source", _unlocked),
+            replaced("balancer.migration.switch.close_source", _unlocked),
             method("balancer.migration.context.OpenTransaction", "check", instead()),
         ),
         (f"{_ORDERS}test_an_update_with_all_triggers_switched_off_and_on_is_not_lost_in_a_move",),
@@ -706,7 +707,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "snapshots-overtaken",
         "machine, reshard 4: sessions by an older snapshot are waited for",
-        method("balancer.nodes.snapshots.OlderSnapshots", "left", instead([])),
+        method("balancer.nodes.tablets.leftovers.OlderSnapshots", "left", instead([])),
         (
             f"{_ORDERS}test_a_split_waits_for_a_reader_by_an_older_snapshot_and_names_it",
             f"{_ORDERS}test_a_former_owner_keeps_what_an_older_snapshot_reads_and_refuses_writes_to_the_end_of_the_grace",
@@ -715,19 +716,19 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "old-writers-admitted",
         "machine, reshard 7: SERIALIZABLE writers from before the swap are refused where reads are remembered",
-        replaced("balancer.nodes.reshard.refuse_old_snapshots", instead()),
+        replaced("balancer.nodes.tablets.reshard.refuse_old_snapshots", instead()),
         (f"{_MIRROR}test_writes_that_depend_on_each_others_reads_do_not_both_pass_the_swap",),
     ),
     Mutant(
         "standbys-overtaken",
         "machine 12: the target's standbys have replayed the switch",
-        replaced("balancer.nodes.standbys.not_replayed", instead([])),
+        replaced("balancer.nodes.tablets.leftovers.not_replayed", instead([])),
         (f"{_ORDERS}test_the_former_owner_keeps_its_rows_until_the_new_one_s_standbys_have_replayed_the_switch",),
     ),
     Mutant(
         "written-rows-dropped",
         "machine 12: rows behind a fence that was switched off are set aside",
-        replaced("balancer.nodes.set_aside._switched", instead(False)),
+        replaced("balancer.nodes.tablets.leftovers._switched", instead(False)),
         ("tests/migration/test_set_aside.py",),
     ),
     Mutant(
@@ -739,7 +740,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "forwarded-unproven",
-        "proven_views: every forwarded statement proves that the tablet is here",
+        "nodes/schema/proof: every forwarded statement proves that the tablet is here",
         rewritten(
             "balancer.here",
             {"        IF NOT pg_try": "        RETURN true;\n        IF NOT pg_try"},
@@ -748,65 +749,65 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "hold-without-lock",
-        "client_functions: hold takes the tablet's lock before it looks",
+        "nodes/schema/hold.sql: hold takes the tablet's lock before it looks",
         rewritten("balancer.hold", {_LOCK: "AND 0 < ("}),
         (f"{_RESHARDS}test_a_fence_does_not_pass_a_writer_that_holds_the_tablet", _HOLD),
     ),
     Mutant(
         "hold-any-epoch",
-        "client_functions: the row has the caller's epoch",
+        "nodes/schema/hold.sql: the row has the caller's epoch",
         rewritten("balancer.hold", {"t.epoch = known_epoch": "true"}),
         (_HOLD,),
     ),
     Mutant(
         "hold-through-fences",
-        "client_functions: the row has no fence in it",
+        "nodes/schema/hold.sql: the row has no fence in it",
         rewritten("balancer.hold", {"t.until IS NULL": "true", "t.state = 'owned'": "t.state IN ('owned', 'fenced')"}),
         (_HOLD,),
     ),
     Mutant(
         "hold-on-an-old-row",
-        "client_functions: xmax tells that the row was superseded",
+        "nodes/schema/hold.sql: xmax tells that the row was superseded",
         rewritten("balancer.hold", {"t.xmax = 0": "true"}),
         (_HOLD,),
     ),
     Mutant(
         "hold-slowly-blind",
-        "client_functions: the catalog is asked in ways that do not go by snapshots",
+        "nodes/schema/hold.sql: the catalog is asked in ways that do not go by snapshots",
         rewritten("balancer.hold_slowly", {"IF one_snapshot THEN": "IF false THEN"}),
         (_HOLD,),
     ),
     Mutant(
         "fence-without-the-writers-lock",
-        "client_functions: a fence is raised under the writers' lock",
+        "nodes/schema/hold.sql: a fence is raised under the writers' lock",
         together(
-            replaced("balancer.nodes.fence.writers_statement", lambda _: lambda *_: sql.SQL("SELECT 1")),
-            replaced("balancer.nodes.locks.keep_statement", lambda _: lambda *_: sql.SQL("SELECT 1")),
+            replaced("balancer.nodes.tablets.fence.writers_statement", lambda _: lambda *_: sql.SQL("SELECT 1")),
+            replaced("balancer.nodes.schema.proof.keep_statement", lambda _: lambda *_: sql.SQL("SELECT 1")),
         ),
         (f"{_RESHARDS}test_a_fence_does_not_pass_a_writer_that_holds_the_tablet", _HOLD),
     ),
     Mutant(
         "swap-past-holders",
-        "client_functions: partitions are swapped under both locks",
-        replaced("balancer.nodes.locks.keep_all_out", instead()),
+        "nodes/schema/hold.sql: partitions are swapped under both locks",
+        replaced("balancer.nodes.schema.proof.keep_all_out", instead()),
         (f"{_RESHARDS}test_a_swap_does_not_pass_a_transaction_that_holds_the_tablet", _HOLD),
     ),
     Mutant(
         "detach-past-readers",
-        "client_functions: a partition is detached under the readers' lock",
-        replaced("balancer.nodes.locks.readers_kept_out", lambda _: _not_kept_out),
+        "nodes/schema/hold.sql: a partition is detached under the readers' lock",
+        replaced("balancer.nodes.schema.proof.readers_kept_out", lambda _: _not_kept_out),
         (f"{_RESHARDS}test_a_reader_that_holds_the_tablet_finds_its_rows_though_it_has_moved", _HOLD),
     ),
     Mutant(
         "expiry-looks-before-the-lock",
-        "steps_expiry: whether an empty tablet was written to is asked under its lock",
-        replaced("balancer.migration.steps_expiry._tell", _told_unlocked),
+        "migration/expire: whether an empty tablet was written to is asked under its lock",
+        replaced("balancer.migration.expire._tell", _told_unlocked),
         ("tests/migration/test_expiry.py::test_a_row_forced_into_the_empty_tablet_by_an_open_transaction_is_kept",),
     ),
     Mutant(
         "closed-ones-opened",
         "nodes.fence: what was closed because its node went back in time is not opened by its migration",
-        replaced("balancer.nodes.fence.lift_fence", _lifted_anyway),
+        replaced("balancer.nodes.tablets.fence.lift_fence", _lifted_anyway),
         (f"{_CLOSED}test_a_cancelled_move_does_not_open_it",),
     ),
     Mutant(
@@ -821,25 +822,25 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "last-copy-dropped-by-doctor",
         "doctor: rows stay where the new owner is lost, or has gone back in time",
-        replaced("balancer.migration.doctor._is_elsewhere", _asked_alone),
-        ("tests/migration/test_doctor.py::test_rows_of_a_former_owner_stay_where_the_new_one_may_not_have_them",),
+        replaced("balancer.features.repair.doctor._is_elsewhere", _asked_alone),
+        ("tests/features/repair/test_doctor.py::test_rows_of_a_former_owner_stay_where_the_new_one_may_not_have_them",),
     ),
     Mutant(
         "retired-unasked",
         "machine 12: the new owner is asked right before each step that takes rows away",
-        replaced("balancer.migration.steps_finish._check_opened", instead()),
+        replaced("balancer.migration.finish._check_opened", instead()),
         (f"{_FORMER}test_rows_stay_if_the_new_owner_forgets_the_tablet_while_they_are_still_waited_for",),
     ),
     Mutant(
         "late-mark",
         "nodes.closed: a mark is written only over the one that was seen",
-        replaced("balancer.nodes.closed.write_mark", _marked_over_all),
+        replaced("balancer.nodes.tablets.closed.write_mark", _marked_over_all),
         ("tests/daemon/test_marks.py::test_a_mark_that_comes_late_does_not_hide_that_its_node_has_gone_back",),
     ),
     Mutant(
         "node-of-another-directory",
         "nodes.connection: each new connection asks whose node it leads to",
-        replaced("balancer.nodes.connection._check_cluster", instead()),
+        replaced("balancer.nodes.session.connection._check_cluster", instead()),
         ("tests/daemon/test_two_directories.py::test_nothing_is_moved_to_a_node_of_another_directory",),
     ),
     Mutant(

@@ -16,7 +16,7 @@ from balancer.directory.contract import Leadership
 from balancer.directory.model import Migration
 from balancer.embedded.postgres import PostgresServer
 from balancer.migration.machine import State
-from balancer.migration.observer import Observer
+from balancer.migration.progress import Observer
 from tests.support import waiting
 from tests.support.crash_daemon import Blind
 

@@ -18,7 +18,7 @@ import psycopg
 from kazoo.client import KazooClient
 
 from balancer.embedded.process import free_port
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.embedded.zookeeper import ZooKeeperServer
 from tests.support.servers import fast_place, kept, new_folder, postgres
 
 NODES = ("pg-a", "pg-b")

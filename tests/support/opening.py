@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from balancer.nodes import connection
-from balancer.nodes.connection import Address, Connection
+from balancer.nodes.session import connection
+from balancer.nodes.session.connection import Address, Connection
 
 
 def connect(address: Address, **how: Any) -> Connection:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from balancer.policies.bundle_view import Action, ActionKind, BundleView
+from balancer.policies.view import Action, ActionKind, BundleView
 from tests.support.bundle_views import Tablets, bundle_of
 
 

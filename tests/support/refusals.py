@@ -2,7 +2,7 @@
 
 import psycopg
 
-from balancer.client.failures import refusal
+from balancer.client.transaction.failures import refusal
 
 
 def refused_with(error: psycopg.Error) -> str | None:

@@ -7,8 +7,8 @@ from balancer.clock import Clock
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import Bounds, Migration, MigrationMode, RangeBounds
 from balancer.errors import Refused
-from balancer.migration.begin_reshard import begin_reshard
-from balancer.policies.hash_leaves import MAX_MODULUS, Leaf
+from balancer.migration.begin import begin_reshard
+from balancer.policies.keyspace.hash_leaves import MAX_MODULUS, Leaf
 
 
 def begin_split(

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from balancer.policies.bundle_view import KeySamples, SampleSource
-from balancer.policies.hash_leaves import Leaf
-from balancer.policies.keys import KeyType, encode_key
+from balancer.policies.keyspace.hash_leaves import Leaf
+from balancer.policies.keyspace.keys import KeyType, encode_key
+from balancer.policies.view import KeySamples, SampleSource
 
 TYPES = (KeyType.BIGINT,)
 

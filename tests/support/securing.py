@@ -6,9 +6,9 @@ It says `half-way` when some znodes have their new access lists and others do no
 import sys
 
 from balancer.clock import SystemClock
-from balancer.directory import zookeeper_access
 from balancer.directory.open import open_directory
-from balancer.directory.zookeeper_access import ZnodeAccess
+from balancer.directory.zookeeper import access
+from balancer.directory.zookeeper.access import ZnodeAccess
 from tests.support.two_credentials import WRITER
 
 _ZNODES = 10  # at once
@@ -16,7 +16,7 @@ _REQUESTS = 2
 
 
 def main(url: str) -> None:
-    zookeeper_access._AT_ONCE = _ZNODES
+    access._AT_ONCE = _ZNODES
     found = ZnodeAccess._found
     looks: list[object] = []
 

@@ -19,11 +19,11 @@ from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory
 from balancer.directory.model import Node
 from balancer.directory.open import open_directory
-from balancer.nodes.connection import Address
-from balancer.nodes.names import parse_name
+from balancer.features.import_tables.run import TableImport
+from balancer.features.tables.adopt import TableRequest
+from balancer.naming import parse_name
+from balancer.nodes.session.connection import Address
 from balancer.settings import MigrationSettings
-from balancer.tables.adopt import TableRequest
-from balancer.tables.importing import TableImport
 from tests.support.ddl_killed import killed_at
 
 SETTINGS = MigrationSettings(

@@ -5,14 +5,13 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from balancer.planner.state import ScheduleReport, StateWord
-from balancer.planner.verdict import Situation, verdict
-from balancer.policies.bundle_view import Action, ActionKind, BundleView, PlanResult, TabletHistory
+from balancer.planner.bundle_state import ScheduleReport, StateWord
+from balancer.planner.verdict import VerdictFacts, verdict
+from balancer.policies.budgets import BalancingCredit, affordable, credited, waiting_flights
 from balancer.policies.options import BundleOptions
-from balancer.policies.order import quiet_seconds
-from balancer.policies.plan import make_plan
-from balancer.policies.promises import affordable, credited, waiting_flights
-from balancer.policies.tail import Tail
+from balancer.policies.plan.order import quiet_seconds
+from balancer.policies.plan.plan import make_plan
+from balancer.policies.view import Action, ActionKind, BundleView, PlanResult, TabletHistory
 from balancer.settings import Mode
 from tests.support.bundle_views import moved
 
@@ -30,7 +29,7 @@ class Run:
     options: BundleOptions
     rests: bool = True  # whether tablets rest after a move
     plan: PlanResult = field(default_factory=PlanResult)
-    tail: Tail = field(default_factory=Tail)
+    tail: BalancingCredit = field(default_factory=BalancingCredit)
     promises: list[tuple[tuple[int, str], ...]] = field(default_factory=list)
     history: dict[int, TabletHistory] = field(default_factory=dict)
 
@@ -100,7 +99,7 @@ def stands_below(settled: Settled, options: BundleOptions) -> bool:
 
 def word(settled: Settled) -> StateWord:
     """What an operator is told."""
-    situation = Situation(
+    situation = VerdictFacts(
         now=datetime.fromtimestamp(settled.view.now, UTC),
         mode=Mode.AUTONOMOUS,
         plan=settled.plan,

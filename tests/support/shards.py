@@ -9,8 +9,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from balancer.client.locate import locate_key
 from balancer.directory.contract import Directory, Leadership
+from balancer.directory.invariants import TABLET_COUNTER
+from balancer.directory.locate import locate_key
 from balancer.directory.model import (
     Bundle,
     Counter,
@@ -25,17 +26,16 @@ from balancer.directory.model import (
     Transaction,
 )
 from balancer.directory.open import open_directory
-from balancer.directory.record_rules import TABLET_COUNTER
 from balancer.embedded.postgres import PostgresServer
 from balancer.migration.begin import begin_move
-from balancer.migration.observer import Observer
+from balancer.migration.progress import Observer
 from balancer.migration.runner import Runner
-from balancer.nodes.connection import Address, Connection
-from balancer.nodes.fence import Fence, drop_fence, lift_fence, mark_moved
-from balancer.nodes.names import Name
-from balancer.nodes.schema import OwnedTablet, OwnState, install_schema, write_tablets
-from balancer.policies.hash_leaves import Leaf
-from balancer.policies.keys import KeyType
+from balancer.naming import Name
+from balancer.nodes.schema.install import OwnedTablet, OwnState, install_schema, write_tablets
+from balancer.nodes.session.connection import Address, Connection
+from balancer.nodes.tablets.fence import Fence, drop_fence, lift_fence, mark_moved
+from balancer.policies.keyspace.hash_leaves import Leaf
+from balancer.policies.keyspace.keys import KeyType
 from balancer.settings import MigrationSettings
 from tests.support.fencing import raise_fence, seal_fence
 from tests.support.opening import connect

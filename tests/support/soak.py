@@ -28,8 +28,8 @@ from balancer.directory.contract import Directory
 from balancer.directory.model import NodeState
 from balancer.embedded.postgres import PostgresServer
 from balancer.embedded.reaper import Keeper
-from balancer.embedded.zookeeper_server import ZooKeeperServer
-from balancer.migration.doctor import examine
+from balancer.embedded.zookeeper import ZooKeeperServer
+from balancer.features.repair.doctor import examine
 from tests.support.cluster import Cluster
 from tests.support.commands import balancer
 from tests.support.fleet import Fleet, Process, owners, running, until

@@ -19,7 +19,7 @@ from random import Random
 import psycopg
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.embedded.zookeeper import ZooKeeperServer
 from tests.support.nemeses import ApplyWorker, clock_ahead, dump, long_snapshots
 
 PAUSE = (2.0, 6.0)

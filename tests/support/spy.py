@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from balancer.directory.model import Migration
 from balancer.migration.machine import State
-from balancer.migration.observer import Observer
+from balancer.migration.progress import Observer
 
 
 class Spy(Observer):

@@ -12,7 +12,8 @@ import time
 def main(url: str, cache: str | None) -> None:
     began, cpu = time.perf_counter(), time.process_time()
     from balancer.client import Router  # noqa: PLC0415 - what it takes is measured
-    from balancer.directory import host_cache, zookeeper  # noqa: F401, PLC0415 - imported late by those who need them
+    from balancer.directory.store import host_cache  # noqa: F401, PLC0415 - imported late by those who need them
+    from balancer.directory.zookeeper import backend  # noqa: F401, PLC0415 - imported late by those who need them
 
     imported, cpu_imported = time.perf_counter(), time.process_time()
     with Router.connect(url, samples=False, cache=cache, timeout=120.0) as router:

@@ -13,7 +13,7 @@ import sys
 from random import random
 
 from balancer.clock import SystemClock
-from balancer.directory.watch import put_off
+from balancer.directory.store.follower import put_off
 
 _CONNECT, _REPLY, _FRAME = struct.Struct(">iqiq"), struct.Struct(">iqi"), struct.Struct(">i")
 _VERSION_AT = 32  # in a Stat: after czxid, mzxid, ctime, mtime

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 
 from balancer.clock import SystemClock
-from balancer.directory.batch import DirectoryRoot
+from balancer.directory.store.commit import DirectoryRoot
 
 clock = SystemClock()
 

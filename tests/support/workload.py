@@ -16,9 +16,9 @@ import psycopg
 
 from balancer.directory.contract import Follower
 from balancer.directory.model import Layout, Tablet
-from balancer.policies.hash_leaves import position
-from balancer.policies.hashing import partition_hash
-from balancer.policies.keys import KeyType, encode_key
+from balancer.policies.keyspace.hash_leaves import position
+from balancer.policies.keyspace.hashing import partition_hash
+from balancer.policies.keyspace.keys import KeyType, encode_key
 from tests.support.cluster import Cluster
 from tests.support.refusals import refused_with
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from balancer.embedded import process
-from balancer.embedded.zookeeper_server import ZooKeeperServer
+from balancer.embedded.zookeeper import ZooKeeperServer
 from balancer.errors import Unavailable
 
 

@@ -17,8 +17,8 @@ import pytest
 from kazoo.client import KazooClient
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.embedded.zookeeper_server import ZooKeeperServer
-from balancer.nodes.schema import STEPS
+from balancer.embedded.zookeeper import ZooKeeperServer
+from balancer.nodes.schema.install import STEPS
 from tests.support.commands import balancer_here, started
 from tests.support.old_cluster import NODES, ROWS, configuration
 from tests.support.servers import Database

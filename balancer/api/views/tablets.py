@@ -1,22 +1,37 @@
-"""Tablets as documents: pages with filters, the hottest, those in quarantine. Made for a million of them."""
+"""Tablets as documents: pages with filters, the hottest, those in quarantine. Made for a million of them.
+
+Where a key lives: the coordinator's answer for applications that do not keep the directory themselves.
+"""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from balancer.api.documents import Place, cut_at, foreign, instant_or_none, read_cursor, write_cursor
-from balancer.api.keytext import tablet_bounds
-from balancer.api.shapes import TableList, TableShape, TabletList, TabletShape
+from balancer.api.shapes import (
+    Place,
+    RouteShape,
+    TableList,
+    TableShape,
+    TabletList,
+    TabletShape,
+    cut_at,
+    foreign,
+    instant_or_none,
+    read_cursor,
+    write_cursor,
+)
 from balancer.api.source import Source
+from balancer.directory.handover_record import signpost
+from balancer.directory.locate import position_of, tablet_bounds
 from balancer.directory.model import Table, Tablet, TabletState
-from balancer.directory.pages import STATES
 from balancer.directory.snapshot import Snapshot
-from balancer.planner.state import BundleState
-from balancer.policies.bundle_view import BundleView, Floats, Ints
-from balancer.policies.hash_leaves import Leaf
+from balancer.directory.store.pages import STATES
+from balancer.planner.bundle_state import BundleState
+from balancer.policies.keyspace.hash_leaves import Leaf
+from balancer.policies.view import BundleView, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,3 +209,27 @@ def _place(cursor: str) -> tuple[int, str]:
     if len(place) != 2 or not isinstance(place[0], int) or not isinstance(place[1], str):
         raise foreign(cursor)
     return place[0], place[1]
+
+
+def route(snapshot: Snapshot, table_name: str, key: Sequence[str], with_dsn: bool) -> RouteShape:
+    """The owner of a key."""
+    table = snapshot.table(table_name)
+    tablet = snapshot.locate(table.id, position_of(table, key))
+    node = snapshot.nodes.get(tablet.node)
+    return RouteShape(
+        table=table.name,
+        tablet=tablet.id,
+        epoch=tablet.epoch,
+        node=tablet.node,
+        dsn=node.dsn if node and with_dsn else "",
+        state=tablet.state,
+        moving=snapshot.migration_of(tablet.id) is not None,
+        version=snapshot.version,
+        handed_over=signpost(snapshot, table.id),
+    )
+
+
+def version_of(tag: str | None) -> int | None:
+    """The directory's version in our own ETag; None: there is none, or it is somebody else's."""
+    text = (tag or "").removeprefix("W/").strip('"')
+    return int(text) if text.isdecimal() and len(text) < 20 else None

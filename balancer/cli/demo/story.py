@@ -5,9 +5,23 @@ of `events`, which grows at its end and is read most in its newest quarter. Size
 within minutes. The same things happen in every run, though not at the same times: the newest quarter of `events` does
 half as much again as a tablet may, each half of it clearly less, and everything else is made of pieces that three nodes
 can share.
+
+Sets the stage: servers, configuration files, tables and rows. Done once per folder; later runs find it as it was.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
+
+from balancer.directory.configured import open_configured, records_of
+from balancer.directory.contract import Directory
+from balancer.embedded.cluster import EmbeddedCluster
+from balancer.embedded.process import free_port
+from balancer.features.tables.adopt import request_of
+from balancer.features.tables.create import create
+from balancer.naming import cluster_name
+from balancer.nodes.session.addresses import connected
+from balancer.nodes.session.connection import Connection, Timeouts, translated
+from balancer.settings import BundleSettings, Mode, Settings, load_settings
 
 CLUSTER = "demo"
 BUNDLE = "demo"
@@ -121,3 +135,75 @@ layout = "range"
 key = ["event_id"]
 tablets = {len(EVENT_CUTS) + 1}
 """
+
+
+SPLITS = {"orders": (), "events": EVENT_CUTS}
+DEFINITIONS = {"orders": ORDERS_DEFINITION, "events": EVENTS_DEFINITION}
+FILLINGS = {"orders": (FILL_ORDERS,), "events": (FILL_EVENTS,)}
+
+
+def write_configuration(cluster: EmbeddedCluster, mode: Mode) -> Settings:
+    """The files of the demonstration, with the ports that the servers have now."""
+    folder = cluster.folder / "config"
+    (folder / "bundles").mkdir(parents=True, exist_ok=True)
+    directory = f"sqlite://{cluster.folder}/{CLUSTER}.db"
+    if cluster.zookeeper is not None:
+        directory = f"zk://{cluster.zookeeper.address}/{CLUSTER}"
+    (folder / "balancer.toml").write_text(daemon_file(directory, free_port(8080)))
+    write_bundle(cluster, mode)
+    return load_settings(folder / "balancer.toml")
+
+
+def write_bundle(cluster: EmbeddedCluster, mode: Mode) -> None:
+    """The bundle's file, as an operator changes it: a running daemon finds either the old or the new one."""
+    addresses = {
+        name: (server.port or 0, str(server.folder / "password")) for name, server in sorted(cluster.nodes.items())
+    }
+    file = cluster.folder / "config" / "bundles" / f"{BUNDLE}.toml"
+    fresh = file.with_suffix(".new")
+    fresh.write_text(bundle_file(addresses, mode))
+    fresh.rename(file)
+
+
+def write_passfile(cluster: EmbeddedCluster) -> Path:
+    """The nodes' passwords as libpq reads them, for the application's side."""
+    path = cluster.folder / "passfile"
+    lines = [f"127.0.0.1:{server.port}:*:postgres:{server.password()}\n" for server in cluster.nodes.values()]
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_text("".join(lines))
+    return path
+
+
+def set_tables(settings: Settings) -> bool:
+    """Makes and fills the tables, all of them on the first node; False if they are there from an earlier run."""
+    bundle = settings.bundle(BUNDLE)
+    with open_configured(settings.daemon, create=True) as directory:
+        if directory.snapshot().tables:
+            return False
+        with connected(bundle, "demo", Timeouts(statement=120.0)) as nodes:
+            for name in DEFINITIONS:
+                _create(name, bundle, directory, nodes, settings)
+                with translated(FIRST_NODE):
+                    for statement in FILLINGS[name]:
+                        nodes[FIRST_NODE].execute(statement)
+                    nodes[FIRST_NODE].execute("ANALYZE")
+    return True
+
+
+def _create(
+    name: str, bundle: BundleSettings, directory: Directory, nodes: dict[str, Connection], settings: Settings
+) -> None:
+    shape = bundle.tables[name]
+    # The daemon records the other nodes, as it does all new ones; here only the first exists.
+    first = [record for record in records_of(bundle) if record.id == FIRST_NODE]
+    create(
+        request_of(bundle, name, "demo"),
+        directory,
+        nodes,
+        first,
+        cluster_name(settings.daemon.directory),
+        tablets=shape.tablets,
+        splits=SPLITS[name],
+        definition=DEFINITIONS[name],
+    )

@@ -18,9 +18,9 @@ from django.db.backends.postgresql import base as postgresql
 from django.utils.module_loading import import_string
 from psycopg.pq import TransactionStatus
 
-from balancer.client.locate import Location
-from balancer.client.pools import PoolSettings
 from balancer.client.router import Router
+from balancer.client.transaction.pools import PoolSettings
+from balancer.directory.locate import Location
 from balancer.errors import Unavailable, UserError
 
 NO_SHARD = (

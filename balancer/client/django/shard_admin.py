@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 
 from balancer.client.django.shards import ShardBlock, shard
-from balancer.client.locate import parse_key
+from balancer.directory.locate import parse_key
 from balancer.errors import UserError
 
 ASKED = "_shard"

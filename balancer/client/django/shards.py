@@ -10,12 +10,12 @@ from django.apps import apps
 from django.conf import settings
 from django.db import Error, connections, transaction
 
-from balancer.client.block_connections import BlockConnection
 from balancer.client.django.base import DatabaseWrapper, router_of
-from balancer.client.locate import NO_KEY, AnyKey, Location
-from balancer.client.retry import Attempts
 from balancer.client.router import PATIENCE, Router
-from balancer.client.transaction_steps import Isolation
+from balancer.client.transaction.connections import BlockConnection
+from balancer.client.transaction.failures import Attempts
+from balancer.client.transaction.steps import Isolation
+from balancer.directory.locate import NO_KEY, AnyKey, Location
 from balancer.errors import UserError
 
 Result = TypeVar("Result")

@@ -16,9 +16,9 @@ from psycopg.pq import TransactionStatus
 from balancer.directory.contract import Follower
 from balancer.directory.model import Layout, Table, Tablet
 from balancer.migration.context import places
-from balancer.policies.hash_leaves import position
-from balancer.policies.hashing import partition_hash
-from balancer.policies.keys import KeyType, encode_key
+from balancer.policies.keyspace.hash_leaves import position
+from balancer.policies.keyspace.hashing import partition_hash
+from balancer.policies.keyspace.keys import KeyType, encode_key
 from tests.support.workloads.approach import Approach, Way, breaks_promise, is_retried, is_unknown
 
 OPTIONS = "-c statement_timeout=10s"

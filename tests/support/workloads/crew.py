@@ -19,7 +19,7 @@ from typing import Any
 
 from balancer.directory.model import RangeBounds, Table
 from balancer.directory.open import open_directory
-from balancer.policies.hash_leaves import Leaf
+from balancer.policies.keyspace.hash_leaves import Leaf
 from tests.support.cluster import Cluster
 from tests.support.workloads.approach import Approach
 from tests.support.workloads.caller import Caller

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from balancer.daemon.forwarding import ForwardingUpdater, forward_bundle
 from balancer.directory.contract import Directory, Leadership
 from balancer.directory.model import Migration, MigrationMode
+from balancer.features.forwarding.updater import ForwardingUpdater, forward_bundle
+from balancer.features.repair.doctor import examine
 from balancer.migration.begin import begin_move
-from balancer.migration.doctor import examine
-from balancer.migration.observer import Observer
+from balancer.migration.progress import Observer
 from balancer.migration.runner import Runner
-from balancer.nodes.connection import Address
+from balancer.nodes.session.connection import Address
 from tests.support.cluster import AMPLE, QUICK, Cluster, build, hash_table, hash_tablets
 from tests.support.forward_login import with_login
 from tests.support.resharding import begin_merge, begin_split

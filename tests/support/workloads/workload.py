@@ -8,9 +8,9 @@ from random import Random
 from typing import NamedTuple
 
 from balancer.directory.model import RangeBounds
-from balancer.policies.hash_leaves import Leaf
-from balancer.policies.hashing import partition_hash
-from balancer.policies.keys import KeyType, encode_key
+from balancer.policies.keyspace.hash_leaves import Leaf
+from balancer.policies.keyspace.hashing import partition_hash
+from balancer.policies.keyspace.keys import KeyType, encode_key
 from tests.support.workloads.approach import Approach
 from tests.support.workloads.caller import Caller
 

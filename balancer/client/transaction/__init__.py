@@ -1,0 +1,1 @@
+"""A transaction on the owner."""

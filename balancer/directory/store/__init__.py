@@ -1,0 +1,1 @@
+"""How the map is kept as pages, deltas, commits; the same for every backend."""

@@ -1,0 +1,1 @@
+"""One folder per thing a user can name; nobody below imports it."""

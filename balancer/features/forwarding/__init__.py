@@ -1,0 +1,1 @@
+"""`balancer_all`."""

@@ -1,0 +1,1 @@
+"""Exactly-once messages, daemon's side."""

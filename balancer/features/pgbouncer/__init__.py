@@ -1,0 +1,1 @@
+"""`pgbouncer sync`, and the pause of a pool around a switch."""

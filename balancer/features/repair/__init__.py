@@ -1,0 +1,1 @@
+"""Doctor, recover, lost tablets."""

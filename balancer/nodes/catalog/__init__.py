@@ -1,0 +1,1 @@
+"""Reads what a table is; what forbids us to touch it."""

@@ -1,0 +1,1 @@
+"""A table's definition as statements: made elsewhere, or carried to another name."""

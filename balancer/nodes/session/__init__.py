@@ -1,0 +1,1 @@
+"""Connections, pools, asking many nodes at once, addresses."""

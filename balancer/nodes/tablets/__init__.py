@@ -1,0 +1,1 @@
+"""Makes, fills, compares, fences, retires partitions."""

@@ -1,0 +1,1 @@
+"""How commands print, wait, find the directory, submit (below the features)."""

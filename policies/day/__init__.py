@@ -1,0 +1,1 @@
+"""Profile of the day."""

@@ -1,0 +1,1 @@
+"""Keys, hashes, leaves (the client ships this room)."""

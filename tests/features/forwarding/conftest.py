@@ -1,0 +1,3 @@
+"""Fixtures of other rooms, under their names here."""
+
+from tests.daemon.conftest import _logs_apart as _logs_apart
