@@ -16,7 +16,7 @@ from balancer.embedded.postgres import PostgresServer
 from balancer.embedded.zookeeper import ZooKeeperServer
 from tests.support.mutants import mutate_from_environment
 from tests.support.servers import Database, fast_place, kept, new_database, new_folder, postgres
-from tests.support.turns import not_their_turn, other_versions
+from tests.support.turns import area, not_their_turn, other_versions
 from tests.support.zookeeper_ensemble import ZooKeeperEnsemble
 
 # Set where the run begins, so that all its processes collect the same tests.
@@ -68,11 +68,11 @@ def pytest_collection_finish() -> None:
 def _weight(item: pytest.Item) -> int:
     if item.get_closest_marker("quick") is not None:
         return len(_LONG) + 1
-    folder = item.path.parent.name
+    folder = area(item.path)
     return _LONG.index(folder) if folder in _LONG else len(_LONG)
 
 
-_LONG = ("e2e", "migration", "daemon", "client", "workloads", "tables", "page", "cli", "upgrade")
+_LONG = ("e2e", "migration", "daemon", "client", "workloads", "features", "page", "cli", "upgrade")
 
 
 # A busy machine is no reason to fail; the printed blob replays a failure.

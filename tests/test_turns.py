@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from tests.support.mutants import MUTANTS
-from tests.support.turns import BY_TURNS, not_their_turn, other_versions
+from tests.support.turns import BY_TURNS, area, not_their_turn, other_versions
 
 pytestmark = pytest.mark.quick
 TREE = Path(__file__).parents[1]
@@ -29,8 +29,9 @@ def items(file: str, count: int, *marks: str) -> list[pytest.Item]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
-def test_a_run_has_half_of_a_file_and_some_run_each_test(count: int) -> None:
-    found = items("tests/cli/test_x.py", count)
+@pytest.mark.parametrize("room", ["cli", "features/convert"])
+def test_a_run_has_half_of_a_file_and_some_run_each_test(room: str, count: int) -> None:
+    found = items(f"tests/{room}/test_x.py", count)
     runs = [set(found) - not_their_turn(found, str(seed)) for seed in range(100)]
     assert {len(run) for run in runs} == {(count + 1) // 2}
     assert set.union(*runs) == set(found)
@@ -39,7 +40,7 @@ def test_a_run_has_half_of_a_file_and_some_run_each_test(count: int) -> None:
 
 @pytest.mark.parametrize(
     ("file", "mark"),
-    [("cli", "quick"), ("migration", "always"), ("cli", "bench"), ("workloads", ""), ("contracts", "")],
+    [("cli", "quick"), ("migration", "always"), ("cli", "bench"), ("workloads", ""), ("nodes/session", "")],
 )
 def test_these_are_in_each_run(file: str, mark: str) -> None:
     assert not_their_turn(items(f"tests/{file}/test_x.py", 9, mark), "1") == set()
@@ -56,5 +57,5 @@ def test_whatever_catches_a_mutant_is_in_each_run() -> None:
     """A step of the argument whose only test takes turns would be unguarded in every other run."""
     files = {TREE / test.partition("::")[0] for mutant in MUTANTS for test in mutant.likely}
     assert files
-    by_turns = [file for file in files if file.parent.name in BY_TURNS]
+    by_turns = [file for file in files if area(file) in BY_TURNS]
     assert [file.name for file in by_turns if "pytestmark = pytest.mark.always" not in file.read_text()] == []

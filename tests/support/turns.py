@@ -10,18 +10,25 @@ from pathlib import Path
 
 import pytest
 
-ONE_VERSION = ("e2e", "upgrade", "migration", "daemon", "tables", "client", "cli", "polling", "policies")
-BY_TURNS = ("e2e", "migration", "daemon", "client", "tables", "page", "cli", "checks", "api", "embedded")
+ONE_VERSION = ("e2e", "upgrade", "migration", "daemon", "features", "client", "cli", "polling", "policies")
+BY_TURNS = ("e2e", "migration", "daemon", "client", "features", "page", "cli", "api", "embedded")
 _STORIES = "e2e"
 _VERSION = re.compile(r"postgres1[58]|15 to 18|18 to 15")
 _STAYS = ("quick", "always", "bench")
+_TESTS = Path(__file__).parents[1]
+
+
+def area(path: Path) -> str:
+    """The folder of `tests` that a test belongs to, however deep its room lies in it."""
+    inside = path.relative_to(_TESTS) if path.is_absolute() else path.relative_to("tests")
+    return inside.parts[0]
 
 
 def other_versions(items: Iterable[pytest.Item], seed: str) -> set[pytest.Item]:
     """Long tests that are written for both versions of PostgreSQL run on one: these are the others."""
     by_test: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.path.parent.name in ONE_VERSION and _VERSION.search(item.nodeid):
+        if area(item.path) in ONE_VERSION and _VERSION.search(item.nodeid):
             by_test.setdefault(_VERSION.sub("postgres", item.nodeid), []).append(item)
     chances = {name: random.Random(f"{seed} {name}") for name in by_test}
     kept = {chances[name].choice(found) for name, found in by_test.items()}
@@ -45,7 +52,6 @@ def _alike(items: Iterable[pytest.Item]) -> dict[Path, Sequence[pytest.Item]]:
     found: dict[Path, list[pytest.Item]] = {}
     for item in items:
         stays = any(item.get_closest_marker(name) for name in _STAYS)
-        folder = item.path.parent
-        if folder.name in BY_TURNS and not stays:
-            found.setdefault(folder if folder.name == _STORIES else item.path, []).append(item)
+        if area(item.path) in BY_TURNS and not stays:
+            found.setdefault(item.path.parent if area(item.path) == _STORIES else item.path, []).append(item)
     return {**found}
