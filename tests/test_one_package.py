@@ -118,6 +118,7 @@ def test_each_file_is_in_one_wheel_and_they_are_one_import_package(wheels: tuple
         sources |= {f"balancer/{file.relative_to(TREE)}" for file in (TREE / linked).rglob("*.py")}
     assert sources <= client | daemon
     assert "balancer/api/page/index.html" in daemon
+    assert {str(file.relative_to(TREE)) for file in (TREE / "balancer").rglob("*.sql")} <= daemon
 
 
 def test_an_application_with_packages_of_the_same_names_can_use_the_client_alone(

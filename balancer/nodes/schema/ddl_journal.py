@@ -7,9 +7,10 @@ one process at a time (`take_turn`)."""
 from collections.abc import Sequence
 
 from balancer.errors import Refused, Unavailable
+from balancer.nodes.schema.texts import LEADER_LOCK
 from balancer.nodes.session.connection import Connection, Cursor
 
-_TURN = (0x7461626C, 2)
+_TURN = (LEADER_LOCK, 2)
 """An advisory lock, like those of leaders and of our schema's installation."""
 
 

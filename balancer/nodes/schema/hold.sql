@@ -10,7 +10,7 @@ went, if that is known.
 The argument
 ============
 
-*The locks.* A tablet has two advisory locks (see `locks`): writers hold the one, readers the other, shared, from `hold`
+*The locks.* A tablet has two advisory locks (see `proof`): writers hold the one, readers the other, shared, from `hold`
 until they end. A fence is raised, renewed, sealed, lifted and marked `moved` under the writers' lock, exclusively; old
 partitions are swapped for new ones under both; a partition is detached under the readers'. Whichever of these comes
 first is committed before `hold` has its lock; the rest waits for the end of the transaction, as it would for a writer
