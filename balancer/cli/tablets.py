@@ -1,6 +1,6 @@
 """`balancer tablets`: who owns which keys, from the directory alone. Nothing here asks a node.
 
-`balancer route` and `balancer pgbouncer sync`: where a key is, and telling PgBouncer.
+`balancer route`: where a key is.
 """
 
 from collections.abc import Iterator

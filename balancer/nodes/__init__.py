@@ -1,5 +1,5 @@
-"""All the SQL: connections to nodes, our schema on them, partitions, measurements and samples.
+"""PostgreSQL, one node at a time: sessions, our schema, what a table is, partitions. Takes and returns plain values
+(names, encoded bounds, epochs) and knows nothing about the directory: layers above decide what belongs where.
 
-The only package that talks to PostgreSQL. It takes and returns plain values (names, encoded bounds, epochs) and knows
-nothing about the directory: layers above decide what belongs where.
+`definitions` > `tablets` > `catalog`, `schema` > `session`: each may import only those to its right.
 """

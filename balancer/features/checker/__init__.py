@@ -1,5 +1,7 @@
-"""The consistency checker: what it looks at, kind by kind, and the loop that goes over it.
+"""The consistency checker: what it looks at, kind by kind, and the loop that goes over it. Only reads.
 
-`features/checker/loop` asks `policies.checking` what is next, calls the kind that `features/checker/loop` names, and
-keeps the book. The daemon's leader runs it within the bundle's `[checks]`; `balancer verify` runs it for a person. Only
-reads."""
+`duty` (for the leader, within the bundle's `[checks]`: when, and how much) or `command` (`balancer verify`, for a
+person) → `loop` → `policies/checking` (what is next, what a result means) → `map`, `rows`, `numbers`, `messages` (both
+ends, and in which order), `invariants` (the application's, at a consistent cut) → `evidence` (why a move causes no
+false alarm). Findings are kept in `book`.
+"""

@@ -1,4 +1,5 @@
-"""How a table comes under the balancer: created, or taken over as somebody else made it.
+"""How a table comes under the balancer: created, or taken over as somebody else made it. Every other way in ends here.
 
-Joins what the nodes say with what the directory keeps. Called by the command line and the daemon.
+`survey` (what the nodes have, and which keys it covers) → `adopt` or `create` → one commit in the directory. With keys
+from sequences `adopt` gives each node a lane of numbers (`nodes/catalog/sequences`). Called by commands.
 """
