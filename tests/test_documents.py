@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from balancer.migration.machine import Track, table_text
 from balancer.settings.files import BundleFile, DaemonFile
 from tests.support.reference_pages import FOLDER, PAGES, undocumented
 
@@ -17,30 +16,38 @@ pytestmark = pytest.mark.quick
 TREE = Path(__file__).parents[1]
 
 
-def transitions() -> str:
-    return "\n\n".join(f"### {track.capitalize()}\n\n```text\n{table_text(track)}\n```" for track in Track)
+DOORS = [path for room in ("balancer", "policies", "schedules") for path in (TREE / room).rglob("__init__.py")]
+_NAMED = re.compile(r"`([a-z_]+(?:/[a-z_]+)+(?:\.sql)?)`")
 
 
-def test_the_transitions_are_those_of_the_machine() -> None:
-    text = (TREE / "docs" / "architecture.md").read_text()
-    _, _, rest = text.partition("<!-- transitions -->\n")
-    shown, _, _ = rest.partition("<!-- end of transitions -->")
-    assert shown.strip() == transitions(), "write this into docs/architecture.md:\n" + transitions()
+def named(text: str) -> set[str]:
+    """The modules and rooms that a text names with their way, as `nodes/session/ask_all`."""
+    return {name for name in _NAMED.findall(text) if name.split("/")[0] not in ("page", "packaging")}
+
+
+def is_there(name: str, room: Path = TREE) -> bool:
+    places = [top / name for top in (TREE, TREE / "balancer", room)]
+    return any(place.exists() or place.with_name(f"{place.name}.py").exists() for place in places)
 
 
 def test_the_modules_that_the_walks_pass_are_there() -> None:
     text = (TREE / "docs" / "architecture.md").read_text()
-    walks = text[text.index("## Walks") : text.index("## Transitions")]
-    names = re.findall(r"`((?:api|checks|cli|client|daemon|migration|nodes|planner|policies|polling)/[a-z_]+)`", walks)
-    assert len(names) > 25
-    missing = [name for name in names if not (TREE / "balancer" / f"{name}.py").exists()]
-    assert missing == []
+    assert len(named(text)) > 25
+    assert [name for name in sorted(named(text)) if not is_there(name)] == []
 
 
-def test_a_move_passes_at_most_eight_modules() -> None:
-    text = (TREE / "docs" / "architecture.md").read_text()
-    walk = text[text.index("**`balancer move`.**") : text.index("## Transitions")]
-    assert len(set(re.findall(r"`([a-z]+/[a-z_]+)`", walk))) <= 8
+def test_the_picture_has_every_room() -> None:
+    shown = set(re.findall(r'class="n"[^>]*>(\w+)<', (TREE / "docs" / "rooms.svg").read_text()))
+    rooms = {path.stem for path in (TREE / "balancer").iterdir() if not path.name.startswith((".", "_", "py."))}
+    assert shown == rooms
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda path: str(path.parent.relative_to(TREE)))
+def test_a_room_says_what_it_is_for(door: Path) -> None:
+    """Django's folders below its backend are what Django looks for."""
+    said = ast.get_docstring(ast.parse(door.read_text()))
+    assert said or "management" in door.parts
+    assert [name for name in sorted(named(said or "")) if not is_there(name, door.parent)] == []
 
 
 def support_rows() -> list[str]:

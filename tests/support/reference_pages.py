@@ -1,7 +1,8 @@
 """The reference pages, made from the code itself: `make docs` writes docs/reference/, a test compares it.
 
 Settings come from the option classes with the text below each field, metrics from their declarations, commands from
-the command line's own tree. Run as `python -m tests.support.reference_pages` to write them.
+the command line's own tree, states from the machine's tables. Run as
+`python -m tests.support.reference_pages` to write them.
 """
 
 import ast
@@ -16,6 +17,7 @@ from pydantic import BaseModel
 
 from balancer.cli.main import app
 from balancer.instruments import Declaration, declared
+from balancer.migration.machine import Track, table_text
 from balancer.policies import check_options, options
 from balancer.settings import files, migration
 
@@ -267,7 +269,12 @@ def _cell(text: str) -> str:
     return re.sub(r"\bNone\b", "unset", re.sub(r"(?<=\. )None\b", "Unset", text)).replace("|", "\\|")
 
 
-PAGES = {"configuration.md": configuration, "metrics.md": metrics, "commands.md": commands}
+def states() -> str:
+    tracks = "\n\n".join(f"## {track.capitalize()}\n\n```text\n{table_text(track)}\n```" for track in Track)
+    return f"{HEAD}\n# States of a migration\n\nFrom the tables in `balancer/migration/machine.py`.\n\n{tracks}\n"
+
+
+PAGES = {"configuration.md": configuration, "metrics.md": metrics, "commands.md": commands, "states.md": states}
 
 
 def main() -> None:
