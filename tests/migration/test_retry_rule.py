@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from balancer.embedded.postgres import PostgresServer
-from balancer.errors import OutcomeUnknown, Refused, Unavailable
+from balancer.errors import NotGranted, OutcomeUnknown, Refused, Unavailable
 from balancer.migration.machine import State, Track, is_final, path, row_of
 from balancer.migration.retries import Answer, Difference, Failures, Overrun, answer, back_off
 from balancer.nodes.session.connection import translate
@@ -75,9 +75,9 @@ def test_the_pause_grows_up_to_its_limit() -> None:
     ("code", "kind"),
     [
         ("40001", Unavailable),  # serialization failure
-        ("40P01", Unavailable),  # deadlock
-        ("55P03", Unavailable),  # lock timeout
-        ("57014", Unavailable),  # statement timeout
+        ("40P01", NotGranted),  # deadlock
+        ("55P03", NotGranted),  # lock timeout
+        ("57014", NotGranted),  # statement timeout
         ("57P01", Unavailable),  # the server shuts down
         ("53300", Unavailable),  # too many connections
         ("53100", Refused),  # disk full

@@ -9,10 +9,10 @@ from hashlib import sha256
 from balancer.nodes.schema.install import STEPS, install_schema
 from balancer.nodes.session.connection import Connection
 
-VERSION = 19
+VERSION = 20
 INSTALLED = {
-    15: "e87d47e1c58a48a0161c9324900a7e3fe35922d4e271e3f10eea8be4336d18ae",
-    18: "f93d97f9d9d7f62f6f27734ad4133aa8ed659211828b2cee3228635d4e4312f2",
+    15: "4ed65e3a0c7d44217b502a49dc7a410b42558349019ce297f5af24758d5ea4e0",
+    18: "367e8a9e08972090cbb8d7e3004ad87c0da11d013277a24bf133713a5242050d",
 }
 """Of that version of our schema, by PostgreSQL's. Whoever changes a text appends a step, and changes all three."""
 
