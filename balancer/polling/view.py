@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from balancer.directory.identity import identity_of
 from balancer.directory.model import CLOSED_BY_DAEMON, EXPIRY, Migration, Node, NodeState, Table, Tablet, TabletState
 from balancer.directory.snapshot import Snapshot
 from balancer.directory.store.pages import STATES
@@ -281,8 +282,9 @@ def reference_tables(snapshot: Snapshot, bundle: str) -> list[ReferenceTable]:
 
 def _streams(snapshot: Snapshot, tablet: Tablet, bundle: str) -> dict[str, str]:
     home = Side(tablet.node, snapshot.nodes[tablet.node].generation)
+    identity = identity_of(snapshot)
     return {
-        node.id: stream_of(tablet.id, tablet.epoch, home, Side(node.id, node.generation))
+        node.id: stream_of(tablet.id, tablet.epoch, home, Side(node.id, node.generation), identity)
         for node in snapshot.nodes.values()
         if node.bundle == bundle and node.id != tablet.node and node.state is not NodeState.LOST
     }

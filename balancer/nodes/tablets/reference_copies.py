@@ -70,9 +70,14 @@ class Streams:
         return frozenset(self.subscriptions) | frozenset(self.slots) | self.publications
 
 
-def stream_of(tablet: int, epoch: int, home: Side, copy: Side) -> str:
-    """What stands for a migration's id in the names of a copy's publication, slot, subscription and markers."""
-    return f"r{tablet}e{epoch}h{home.generation}g{copy.generation}x{zlib.crc32(copy.node.encode()):08x}"
+def stream_of(tablet: int, epoch: int, home: Side, copy: Side, directory: str = "") -> str:
+    """What stands for a migration's id in the names of a copy's publication, slot, subscription and markers.
+
+    Slots have one name for all databases of a server, and nodes of two directories may be called alike: so it depends
+    on the directory's identity too, if that has one.
+    """
+    whose = f"{directory} {copy.node}".lstrip()
+    return f"r{tablet}e{epoch}h{home.generation}g{copy.generation}x{zlib.crc32(whose.encode()):08x}"
 
 
 def tablet_of(stream: str) -> int:

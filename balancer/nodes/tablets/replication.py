@@ -82,20 +82,24 @@ def create_slot(replication: Connection, migration: str) -> MadeSlot:
 
 
 def drop_slot(connection: Cursor, migration: str) -> None:
-    """Ends its reader, if it has one, and drops it. Idempotent; `Unavailable` while a reader still holds it."""
+    """Ends its reader, if it has one, and drops it. Idempotent; `Unavailable` while a reader still holds it.
+
+    Never one of another database: the server shows them all, and another cluster's may have the same name.
+    """
     name = stream_name(migration)
-    row = connection.execute("SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", (name,)).fetchone()
+    mine = "SELECT {} FROM pg_replication_slots WHERE slot_name = %s AND database = current_database() {}"
+    asked, dropped = (
+        sql.SQL(mine).format(*map(sql.SQL, words))
+        for words in (("active_pid, active", ""), ("pg_drop_replication_slot(slot_name)", "AND NOT active"))
+    )
+    row = connection.execute(asked, (name,)).fetchone()
     if row is None:
         return
     if row[0] is not None:
         connection.execute("SELECT pg_terminate_backend(%s, 2000)", (row[0],))
-    still = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
-    if (row := connection.execute(still, (name,)).fetchone()) and row[0]:
+    if (row := connection.execute(asked, (name,)).fetchone()) and row[1]:
         raise Unavailable(f"the replication slot {name} is still in use")
-    connection.execute(
-        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND NOT active",
-        (name,),
-    )
+    connection.execute(dropped, (name,))
 
 
 def create_subscription(cursor: Cursor, migration: str, source: str) -> None:
