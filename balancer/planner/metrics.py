@@ -66,6 +66,7 @@ class Reporter:
         self._schedule(bundle, state.schedule, state.at.timestamp())
         self._nodes(bundle, state)
         self._migrations(bundle, migrations)
+        self._waiting(bundle)
         if state.view is not None:
             self._view(bundle, state.view)
         if state.plan is not None:
@@ -83,12 +84,15 @@ class Reporter:
 
     def waits(self, migration: Migration, reason: str, seconds: float) -> None:
         """What a migration waits for, and for how long it has; without a reason it does not wait."""
-        bundle = migration.bundle
         with self._lock:
             if reason:
-                self._waits[migration.id] = (bundle, reason, seconds)
+                self._waits[migration.id] = (migration.bundle, reason, seconds)
             elif self._waits.pop(migration.id, None) is None:
                 return
+        self._waiting(migration.bundle)
+
+    def _waiting(self, bundle: str) -> None:
+        with self._lock:
             here = [(why, waited) for where, why, waited in self._waits.values() if where == bundle]
         counts = {word: sum(why == word for why, _ in here) for word in MIGRATION_WAITS}
         self._set(self.instruments.migrations_waiting, bundle, {(bundle, word): n for word, n in counts.items()})

@@ -215,6 +215,10 @@ LATE = (
         "BEGIN; SET CONSTRAINTS ALL DEFERRED; UPDATE orders SET id = {1} WHERE id = {2};"
         " DELETE FROM orders WHERE id = {1}; COMMIT"
     ),
+    (
+        "BEGIN; SET CONSTRAINTS orders_pkey DEFERRED; INSERT INTO orders (id, n, at) VALUES ({5}, 7, 1);"
+        " DELETE FROM orders WHERE id = {5} AND n = 7; COMMIT"
+    ),
 )
 
 

@@ -278,8 +278,8 @@ def _equal_or_not(original: Any) -> Any:
 
 
 def _replayed_unseen(original: Any) -> Any:
-    def replay(cursor: Any, family: Any) -> Any:
-        return original(cursor, family)[0], {}
+    def replay(cursor: Any, family: Any, **named: Any) -> Any:
+        return original(cursor, family, **named)[0], {}
 
     return replay
 
