@@ -8,7 +8,7 @@ WORKERS := 5
 # The tests start Python hundreds of times, and each process collects all of them: compiled files are worth keeping.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test compiled quick lint format docs manifests dist bench scale bank crash-matrix model mutants soak fuzz setup setup-dev servers lock clean
+.PHONY: run test compiled quick lint format docs manifests dist bench scale bank chaos crash-matrix model mutants soak fuzz setup setup-dev servers lock clean
 
 run: setup  ## the main job on an embedded cluster
 	$(BIN)/balancer demo $(ARGS)
@@ -65,6 +65,9 @@ soak: setup-dev servers  ## an instance under load for ten minutes, its figures 
 
 fuzz: setup-dev servers  ## generated input for everything that takes input, SECONDS=60 each; SEED=7 repeats, WORDS=imports runs a part
 	$(BIN)/python -m tests.support.fuzz_main --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(WORDS)
+
+chaos: setup-dev servers  ## what an application and an operator do, in any order, SECONDS=60; CHAOS_SEED=7 begins with that seed
+	$(BIN)/python -m tests.support.chaos $(or $(SECONDS),60)
 
 bank: setup-dev servers  ## transfers between nodes while everything moves and dies, SECONDS=120; BANK_SEED=7 repeats; TABLETS=64 MOVES=2 SECONDS=3600 ends when each has moved twice
 	$(BIN)/python -m tests.support.bank $(or $(SECONDS),120) $(or $(TABLETS),16) $(or $(MOVES),0)
