@@ -264,17 +264,9 @@ def _begun_apart(original: Any) -> Any:
     return this_transaction
 
 
-def _equal_or_not(original: Any) -> Any:
-    """The mirror is taken for whole whatever has become of it."""
-    from balancer.nodes.tablets.mirror import MirrorStanding  # noqa: PLC0415
-
-    def find(connection: Any, *rest: Any) -> Any:
-        number = connection.execute(
-            "SELECT min(split_part(encode(tgargs, 'escape'), '\\000', 2)) FROM pg_trigger WHERE tgname ~ '^!balancer_m'"
-        ).fetchone()[0]
-        return None if number is None else MirrorStanding(str(number))
-
-    return find
+def _meddled_unseen(original: Any) -> Any:
+    """The mirror is taken for whole whatever has become of its triggers."""
+    return lambda rows: original([(number, silent, begun, True) for number, silent, begun, _ in rows])
 
 
 def _replayed_unseen(original: Any) -> Any:
@@ -665,7 +657,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "mirror-meddled-with",
         "machine, reshard 5: the triggers are those that the mirror's beginning wrote",
-        replaced("balancer.nodes.tablets.mirror.find", _equal_or_not),
+        replaced("balancer.nodes.tablets.mirror.found", _meddled_unseen),
         (f"{_MIRROR}test_a_mirror_that_was_switched_off_and_on_ends_the_split",),
     ),
     Mutant(
