@@ -186,10 +186,12 @@ class BalancerOptions:
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """`[tables.NAME]` of a bundle: the options of one table."""
+    """`[tables.NAME]` of a bundle: the options of one table. Those that YT nests under `tablet_balancer_config` of a
+    table may be nested here too."""
 
     enable_auto_reshard: bool = True
-    """Whether its tablets are split and merged automatically."""
+    """Whether its tablets are split and merged automatically. YT's older `enable_tablet_balancer` and
+    `disable_tablet_balancer` are read as this, with a notice."""
     enable_auto_tablet_move: bool = True
     """Whether its tablets are moved automatically."""
     min_tablet_size: Bytes | None = None

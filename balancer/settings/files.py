@@ -35,6 +35,7 @@ from balancer.settings.from_options import check_formula, model_of
 from balancer.settings.messages import ATTEMPTS
 from balancer.settings.migration import MigrationSettings
 from balancer.settings.units import Dsn, parse_duration, parse_size
+from balancer.settings.yt_spellings import as_written_here
 from balancer.untrusted import quoted
 
 
@@ -357,6 +358,11 @@ class _TableShape(Section):
     node; whether its sequences may count differently is the application's decision."""
     messages: dict[str, MessageSection] = {}
     """The messages that the table accepts; `balancer messages enable` prepares the table for them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_written_here(cls, section: Any) -> Any:
+        return as_written_here(section)
 
     @model_validator(mode="after")
     def _a_key_fits_the_layout(self) -> Self:

@@ -15,6 +15,7 @@ from typing import Any
 from balancer.policies.options import AUTO, DEFAULT_GROUP, TableOptions
 from balancer.settings.load import BundleSettings, Settings, env_prefix
 from balancer.settings.schedules import too_short
+from balancer.settings.yt_spellings import NESTED, successors
 
 _DAEMON_DEFAULTS = ("mode", "timezone")
 
@@ -88,8 +89,10 @@ def _origin(settings: Settings, bundle: BundleSettings, key: str) -> str:
 
 
 def _as_yt_writes(key: str) -> str:
-    """Where a group's key may stand in the file instead: inside of `parameterized`."""
+    """Where a group's key may stand in the file instead: inside of `parameterized`; and a table's: nested likewise."""
     place, _, name = key.rpartition(".")
+    if place.startswith("tables."):
+        return f"{place}.{NESTED}.{name}"
     inside = {"reshard_by_metric": "enable_reshard", "enable_reshard": "another"}.get(name, name)
     return f"{place}.parameterized.{inside}"
 
@@ -138,6 +141,9 @@ def _doubtful(settings: Settings, bundle: BundleSettings, at: datetime) -> Itera
     short = too_short(settings, bundle, at)
     if short:
         yield Ineffective(str(bundle.file), "migration.finish_by", short, no_effect=False)
+    for name, section in bundle.given.get("tables", {}).items():
+        for key, message in successors(section):
+            yield Ineffective(str(bundle.file), f"tables.{name}.{key}", message, no_effect=False)
 
 
 def _groups(bundle: BundleSettings) -> Iterator[tuple[str, str]]:
