@@ -202,7 +202,8 @@ class TableOptions:
     max_tablet_size: Bytes | None = None
     """See `min_tablet_size`. Larger: fewer splits; smaller: more."""
     desired_tablet_count: int | None = None
-    """Overrides every size. More: finer balance; fewer: fewer partitions."""
+    """Overrides every size. A hash table gets the nearest power of two by ratio (10 becomes 8, 12 becomes 16), and not
+    fewer than `min_tablet_count`. More: finer balance; fewer: fewer partitions."""
     min_tablet_count: int | None = None
     """Merges leave at least this many tablets. More: load stays spread; fewer: small tables shrink further."""
     desired_tablet_metric: float | None = None

@@ -48,6 +48,7 @@ class Mode(StrEnum):
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)?")
+_MOST_TABLETS = 10000
 _LONGEST_NAME = 200  # two of PostgreSQL's longest and more
 
 
@@ -344,7 +345,7 @@ class _TableShape(Section):
     others follow."""
     key: Annotated[list[str], Field(min_length=1)] = []
     """The columns by which the table is cut. Tables with layout `whole` or `everywhere` have none."""
-    tablets: Annotated[int, Field(ge=1, le=10000)] = 16
+    tablets: Annotated[int, Field(ge=1, le=_MOST_TABLETS)] = 16
     """How many tablets `table create` makes; a power of two for a hash table. More: finer balance, but more partitions
     for PostgreSQL to plan over; fewer: coarser balance, and large tablets are split later."""
     splits: list[Any] = []
@@ -380,7 +381,9 @@ class _TableShape(Section):
     @model_validator(mode="after")
     def _vbuckets_are_a_power_of_two(self) -> Self:
         if self.layout == "hash" and self.tablets & (self.tablets - 1):
-            raise ValueError(f"tablets = {self.tablets}: a hash table needs a power of two, such as 16 or 64")
+            below = 1 << (self.tablets.bit_length() - 1)
+            near = f"{below} or {2 * below}" if 2 * below <= _MOST_TABLETS else str(below)
+            raise ValueError(f"tablets = {self.tablets}: a hash table needs a power of two, such as {near}")
         return self
 
 

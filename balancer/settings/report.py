@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from balancer.policies.options import AUTO, DEFAULT_GROUP, TableOptions
+from balancer.policies.resize.scope import wished_count
 from balancer.settings.load import BundleSettings, Settings, env_prefix
 from balancer.settings.schedules import too_short
 from balancer.settings.yt_spellings import NESTED, successors
@@ -141,9 +142,27 @@ def _doubtful(settings: Settings, bundle: BundleSettings, at: datetime) -> Itera
     short = too_short(settings, bundle, at)
     if short:
         yield Ineffective(str(bundle.file), "migration.finish_by", short, no_effect=False)
+    for key, message in _counts(bundle):
+        yield Ineffective(str(bundle.file), key, message, no_effect=False)
     for name, section in bundle.given.get("tables", {}).items():
         for key, message in successors(section):
             yield Ineffective(str(bundle.file), f"tables.{name}.{key}", message, no_effect=False)
+
+
+def _counts(bundle: BundleSettings) -> Iterator[tuple[str, str]]:
+    """Numbers of tablets that become others, or leave nodes without any."""
+    nodes = len(bundle.nodes)
+    for name, table in bundle.tables.items():
+        options = bundle.options.table(name)
+        count = wished_count(options, hashed=table.layout == "hash")
+        if count is not None and table.layout == "hash" and count != options.desired_tablet_count:
+            asked = options.desired_tablet_count
+            yield f"tables.{name}.desired_tablet_count", f"{asked} becomes {count}: a hash table has a power of two"
+        if table.layout == "hash" and table.tablets < nodes:
+            yield (
+                f"tables.{name}.tablets",
+                f"{table.tablets} on {nodes} nodes: {nodes - table.tablets} of them get no tablet of it before splits",
+            )
 
 
 def _groups(bundle: BundleSettings) -> Iterator[tuple[str, str]]:
