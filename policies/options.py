@@ -139,7 +139,7 @@ class GroupOptions:
 
 @dataclass(frozen=True, slots=True)
 class BalancerOptions:
-    """`[tablet_balancer_config]` of a bundle: YT's names and defaults; docs/policies.md lists the defaults that differ."""
+    """`[tablet_balancer_config]` of a bundle: YT's names and defaults; docs/policies.md lists those that differ."""
 
     min_tablet_size: Bytes = 128 * MB
     """Tablets below this size are merged. Larger: fewer, larger tablets; smaller: small tablets are left alone."""
