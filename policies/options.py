@@ -139,7 +139,7 @@ class GroupOptions:
 
 @dataclass(frozen=True, slots=True)
 class BalancerOptions:
-    """`[tablet_balancer_config]` of a bundle: YT's names and defaults."""
+    """`[tablet_balancer_config]` of a bundle: YT's names and defaults; docs/policies.md lists those that differ."""
 
     min_tablet_size: Bytes = 128 * MB
     """Tablets below this size are merged. Larger: fewer, larger tablets; smaller: small tablets are left alone."""
@@ -186,10 +186,12 @@ class BalancerOptions:
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """`[tables.NAME]` of a bundle: the options of one table."""
+    """`[tables.NAME]` of a bundle: the options of one table. Those that YT nests under `tablet_balancer_config` of a
+    table may be nested here too."""
 
     enable_auto_reshard: bool = True
-    """Whether its tablets are split and merged automatically."""
+    """Whether its tablets are split and merged automatically. YT's older `enable_tablet_balancer` and
+    `disable_tablet_balancer` are read as this, with a notice."""
     enable_auto_tablet_move: bool = True
     """Whether its tablets are moved automatically."""
     min_tablet_size: Bytes | None = None
@@ -200,7 +202,8 @@ class TableOptions:
     max_tablet_size: Bytes | None = None
     """See `min_tablet_size`. Larger: fewer splits; smaller: more."""
     desired_tablet_count: int | None = None
-    """Overrides every size. More: finer balance; fewer: fewer partitions."""
+    """Overrides every size. A hash table gets the nearest power of two by ratio (10 becomes 8, 12 becomes 16), and not
+    fewer than `min_tablet_count`. More: finer balance; fewer: fewer partitions."""
     min_tablet_count: int | None = None
     """Merges leave at least this many tablets. More: load stays spread; fewer: small tables shrink further."""
     desired_tablet_metric: float | None = None

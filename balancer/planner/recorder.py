@@ -77,7 +77,7 @@ class Moments:
             if kept and int(kept[-1].at / seconds) == int(moment.at / seconds):
                 kept.pop()
             kept.append(moment)
-        if moment.word is StateWord.BALANCED:
+        if moment.word in (StateWord.BALANCED, StateWord.IDLE):
             self.begun = None
         elif self.begun is None:
             self.begun = moment.at

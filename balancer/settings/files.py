@@ -35,6 +35,7 @@ from balancer.settings.from_options import check_formula, model_of
 from balancer.settings.messages import ATTEMPTS
 from balancer.settings.migration import MigrationSettings
 from balancer.settings.units import Dsn, parse_duration, parse_size
+from balancer.settings.yt_spellings import as_written_here
 from balancer.untrusted import quoted
 
 
@@ -47,6 +48,7 @@ class Mode(StrEnum):
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)?")
+_MOST_TABLETS = 10000
 _LONGEST_NAME = 200  # two of PostgreSQL's longest and more
 
 
@@ -213,7 +215,9 @@ class DaemonFile(_EnvironmentFirst):
     """The name of this instance in the history; by default the host's name."""
     tick: Duration = 10.0
     """Time between polls. A poll of 2,000 tablets takes tens of milliseconds, so polling every ten seconds costs almost
-    nothing. Longer: less work for the nodes; shorter: a node that is down or a hot tablet is noticed sooner."""
+    nothing. Longer: less work for the nodes, but heat is only looked at in a tick, and free slots are only filled then:
+    beyond a minute a flash crowd is over before it has been spread. Shorter: a node that is down or a hot tablet is
+    noticed sooner."""
     session_timeout: Duration = 10.0
     """After this time without a sign of life from the leader, another instance takes over. Longer: a short network
     outage does not change the leader; shorter: a new leader takes over sooner after a crash."""
@@ -343,7 +347,7 @@ class _TableShape(Section):
     others follow."""
     key: Annotated[list[str], Field(min_length=1)] = []
     """The columns by which the table is cut. Tables with layout `whole` or `everywhere` have none."""
-    tablets: Annotated[int, Field(ge=1, le=10000)] = 16
+    tablets: Annotated[int, Field(ge=1, le=_MOST_TABLETS)] = 16
     """How many tablets `table create` makes; a power of two for a hash table. More: finer balance, but more partitions
     for PostgreSQL to plan over; fewer: coarser balance, and large tablets are split later."""
     splits: list[Any] = []
@@ -357,6 +361,11 @@ class _TableShape(Section):
     node; whether its sequences may count differently is the application's decision."""
     messages: dict[str, MessageSection] = {}
     """The messages that the table accepts; `balancer messages enable` prepares the table for them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_written_here(cls, section: Any) -> Any:
+        return as_written_here(section)
 
     @model_validator(mode="after")
     def _a_key_fits_the_layout(self) -> Self:
@@ -374,7 +383,9 @@ class _TableShape(Section):
     @model_validator(mode="after")
     def _vbuckets_are_a_power_of_two(self) -> Self:
         if self.layout == "hash" and self.tablets & (self.tablets - 1):
-            raise ValueError(f"tablets = {self.tablets}: a hash table needs a power of two, such as 16 or 64")
+            below = 1 << (self.tablets.bit_length() - 1)
+            near = f"{below} or {2 * below}" if 2 * below <= _MOST_TABLETS else str(below)
+            raise ValueError(f"tablets = {self.tablets}: a hash table needs a power of two, such as {near}")
         return self
 
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from balancer.policies.keyspace.hash_leaves import MAX_MODULUS, Leaf, descendants
 from balancer.policies.reasons import bytes_text
-from balancer.policies.resize.scope import IN_FLIGHT, MAX_TABLETS, Scope, SizeBounds, kind_of
+from balancer.policies.resize.scope import IN_FLIGHT, Scope, SizeBounds, kind_of, wished_count
 from balancer.policies.view import Action, ActionKind, Floats, Part, Rejection
 
 UNLIMITED = 1 << 60
@@ -311,11 +311,9 @@ def load_bounds(scope: Scope, sizes: SizeBounds, metrics: Floats) -> LoadBounds 
     `sizes` are its bounds by bytes alone, which come from `desired_tablet_count` where that is set.
     """
     size = float(scope.view.tablets.sizes[scope.table.first : scope.table.last].sum())
-    metric, count = float(metrics.sum()), scope.table_options.desired_tablet_count
+    metric, count = float(metrics.sum()), wished_count(scope.table_options, hashed=scope.table.hash)
     least = scope.table_options.min_tablet_count or 1
-    desired = (
-        metric / min(max(count, 1), MAX_TABLETS) if count is not None else scope.table_options.desired_tablet_metric
-    )
+    desired = metric / count if count is not None else scope.table_options.desired_tablet_metric
     if size and not metric and count is not None:
         return LoadBounds(sizes.desired, 0.0, least, sizes.min, sizes.max)
     if not size or not metric or desired is None or desired <= 0:

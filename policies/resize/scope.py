@@ -12,6 +12,7 @@ disagreed, one would split what the other has merged.
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import log2
 from typing import NamedTuple
 
 import numpy as np
@@ -58,10 +59,12 @@ class SizeBounds:
         return max(1, min(round_half_up(size, self.desired), MAX_TABLETS))
 
 
-def size_bounds(options: BalancerOptions, table_options: TableOptions, table_bytes: int, node_count: int) -> SizeBounds:
-    """The bounds of one table of this size on this many nodes."""
-    count = table_options.desired_tablet_count
-    low, desired, high, source = _wished(options, table_options, table_bytes)
+def size_bounds(
+    options: BalancerOptions, table_options: TableOptions, table_bytes: int, node_count: int, *, hashed: bool = False
+) -> SizeBounds:
+    """The bounds of one table of this size on this many nodes; of a hash table, whose tablets only double and halve."""
+    count = wished_count(table_options, hashed=hashed)
+    low, desired, high, source = _wished(options, table_options, table_bytes, count)
     if count is None:
         cap = max(1, min(int(node_count * options.tablet_to_cell_ratio), MAX_TABLETS))
         limit = ceil_div(table_bytes, cap)
@@ -81,6 +84,21 @@ def size_bounds(options: BalancerOptions, table_options: TableOptions, table_byt
     return SizeBounds(low, max(1, desired), high, source, minimum or 0)
 
 
+def wished_count(options: TableOptions, *, hashed: bool) -> int | None:
+    """How many tablets `desired_tablet_count` asks for; None: it does not.
+
+    A hash table has the nearest power of two by ratio: 10 becomes 8 and 12 becomes 16. Otherwise the number that it
+    came from would decide, because both are within the bounds around 10. Not fewer than `min_tablet_count`.
+    """
+    if options.desired_tablet_count is None:
+        return None
+    count = max(1, min(options.desired_tablet_count, MAX_TABLETS))
+    if not hashed:
+        return count
+    power: int = 1 << round(log2(count))
+    return power if power >= (options.min_tablet_count or 1) else 2 * power
+
+
 def round_half_up(size: int, desired: int) -> int:
     """The quotient, and one more if the remainder is at least half of the divisor."""
     whole, rest = divmod(size, desired)
@@ -92,12 +110,14 @@ def ceil_div(size: int, count: int) -> int:
     return -(-size // count)
 
 
-def _wished(options: BalancerOptions, table: TableOptions, table_bytes: int) -> tuple[int, int, int, str]:
+def _wished(
+    options: BalancerOptions, table: TableOptions, table_bytes: int, count: int | None
+) -> tuple[int, int, int, str]:
     """Min, desired and max before caps and floors."""
-    if table.desired_tablet_count is not None:
-        count = max(1, min(table.desired_tablet_count, MAX_TABLETS))
-        desired = ceil_div(table_bytes, count)
-        return _below(desired), desired, _above(desired), f"desired_tablet_count = {table.desired_tablet_count}"
+    if count is not None:
+        desired, asked = ceil_div(table_bytes, count), min(table.desired_tablet_count or 1, MAX_TABLETS)
+        powers = "" if count == max(1, asked) else f", for a hash table {count}"
+        return _below(desired), desired, _above(desired), f"desired_tablet_count = {table.desired_tablet_count}{powers}"
     own = _own_sizes(table)
     if own is not None:
         return *own, "the table's sizes"

@@ -60,7 +60,7 @@ def plan_sizes(view: BundleView, options: BundleOptions, metrics: Mapping[str, F
 def table_bounds(view: BundleView, options: BundleOptions, table: TableView) -> SizeBounds:
     """The size bounds of one table as it is now."""
     total = int(view.tablets.sizes[table.first : table.last].sum())
-    return size_bounds(options.balancer, options.table(table.name), total, len(view.nodes))
+    return size_bounds(options.balancer, options.table(table.name), total, len(view.nodes), hashed=table.hash)
 
 
 def double(view: BundleView, options: BundleOptions, table: TableView, only: frozenset[int] | None = None) -> Proposals:

@@ -99,7 +99,8 @@ def parse_bound(types: Sequence[KeyType], text: str) -> Part:
         try:
             return check_leaf(int(match[1]), int(match[2]))
         except ValueError as error:
-            raise Refused(f"{text}: {error}") from error
+            way = "copy the rows into a plain table and run `balancer table convert`"
+            raise Refused(f"{text}: {error}; {way}") from error
     if text.startswith("FOR VALUES FROM "):
         lower, upper = _split_range(text)
         return KeyRange(_parse_side(types, lower), _parse_side(types, upper))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from balancer.policies.keyspace.hash_leaves import MAX_MODULUS, Leaf, uncovered
 from balancer.policies.options import BalancerOptions, BundleOptions, Placement, TableOptions
+from balancer.policies.resize.scope import wished_count
 from balancer.policies.resize.sizes import Proposals, double, halve, plan_sizes
 from balancer.policies.view import ActionKind, BundleView, Rejection, TabletHistory
 from tests.support.bundle_views import NOW, Tablets, bundle_of, leaves
@@ -235,3 +236,25 @@ def test_plans_settle_and_every_step_covers_all_hashes(tablets: Tablets, least: 
         assert uncovered(_leaves(view)) is None
         assert _leaves(view) == sorted(_leaves(view), key=Leaf.start)
     assert not plan_sizes(view, options).actions
+
+
+@pytest.mark.parametrize(
+    ("asked", "count"), [(1, 1), (3, 4), (5, 4), (6, 8), (10, 8), (11, 8), (12, 16), (23, 32), (10000, 8192)]
+)
+def test_a_wished_number_becomes_the_nearest_power_of_two(asked: int, count: int) -> None:
+    assert wished_count(TableOptions(desired_tablet_count=asked), hashed=True) == count
+    assert wished_count(TableOptions(desired_tablet_count=asked), hashed=False) == asked
+
+
+def test_the_least_number_of_tablets_holds_for_the_power_of_two() -> None:
+    assert wished_count(TableOptions(desired_tablet_count=11, min_tablet_count=10), hashed=True) == 16
+
+
+@pytest.mark.parametrize("begun", [1, 2, 4, 8, 16, 32])
+def test_a_wished_number_leads_to_the_same_table_wherever_it_began(begun: int) -> None:
+    options, view = _options(desired_tablet_count=10), bundle_of({"t": Tablets([6400 // begun] * begun, leaves(begun))})
+    for _ in range(8):
+        actions, _ = plan_sizes(view, options)
+        assert all("desired_tablet_count = 10, for a hash table 8" in action.reason for action in actions)
+        view = after(view, actions)
+    assert len(view.tablets) == 8
