@@ -146,6 +146,7 @@ class Context:
         self.planned_on: dict[str, Connection] = {}  # node → where the query for its definitions was planned
         self.messages: dict[str, Statement] = {}  # for a switch, composed before anybody waits for them
         self.others: Others = Alone()
+        self.known_standbys: Callable[[], tuple[str, ...]] = tuple  # those that the target was ever seen to have
         self.stream = record.id  # under whose name changes are streamed; for a reference table, its copy's own
 
     @property

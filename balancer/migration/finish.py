@@ -3,8 +3,8 @@
 The owner has changed, so there is no way back from here and none is needed: every step may be repeated.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 
 from psycopg import sql
 
@@ -16,12 +16,25 @@ from balancer.migration.progress import SNAPSHOTS
 from balancer.naming import Name
 from balancer.nodes.catalog import sequences
 from balancer.nodes.schema import install
-from balancer.nodes.session.connection import Cursor, Statement, run_together, translated
+from balancer.nodes.session.connection import (
+    Address,
+    Connection,
+    Cursor,
+    Statement,
+    Target,
+    Timeouts,
+    connect,
+    run_together,
+    translated,
+)
 from balancer.nodes.tablets import capture, copy, fence, leftovers, partition, references, replication
 from balancer.nodes.tablets.leftovers import OlderSnapshots, this_transaction
 from balancer.nodes.tablets.object_names import bound_constraint
 
 _LAZILY = sql.SQL("SET LOCAL synchronous_commit TO off")
+_ROUNDS = 25
+"""Looks at the standbys, 0.2 s apart, before it is asked again which server leads."""
+_SHORT = Timeouts(connect=2.0, statement=5.0, network=5.0)
 CLOSED_LOOK = 1.0
 """Seconds after which a former owner's fence is checked again, and closed again if somebody has switched it off."""
 
@@ -161,18 +174,82 @@ def _remove_guard(ctx: Context) -> None:
 
 
 def _wait_for_standbys(ctx: Context) -> None:
-    """Were the rows gone, a failover to a standby that has not replayed the switch would leave the tablet nowhere."""
-    node = ctx.record.target_node
-    with ctx.target() as cursor:
-        wanted = leftovers.position(cursor)
-    _check_opened(ctx)
+    """Were the rows gone, a failover to a standby that has not replayed the switch would leave the tablet nowhere.
+
+    None connected is not none to wait for: a standby that the node had may have been promoted while this server still
+    takes our writes, and will be rewound. So one must be there that has replayed the switch, and in the end the address
+    is asked again, host by host, which server leads."""
     while True:
-        with translated(node):
-            behind = leftovers.not_replayed(ctx.links.control(node), wanted)
-        if not behind:
+        with ctx.target() as cursor:
+            wanted, server = leftovers.position(cursor), leftovers.server_of(cursor.connection)
+        _check_opened(ctx)
+        if not _stays_behind(ctx, wanted) and _leads_alone(ctx, server):
             return
-        ctx.progress.waiting(f"{behind[0]} on node {node}: until then the former owner keeps its rows")
+
+
+def _stays_behind(ctx: Context, wanted: str) -> bool:
+    """Waits for the standbys to have replayed this; after a while the caller looks again who leads."""
+    known = ctx.known_standbys()
+    for _ in range(_ROUNDS):
+        node = ctx.record.target_node
+        with translated(node):
+            why = missing_standby(ctx.links.control(node), ctx.links.address(node), known, wanted)
+        if not why:
+            return False
+        ctx.progress.waiting(f"{why}: until then the former owner keeps its rows")
         ctx.sleep(0.2)
+    return True
+
+
+def missing_standby(connection: Connection, address: Address, known: Sequence[str], wanted: str) -> str:
+    """Which standby of a node has not replayed its log up to this position, in words; empty: none must be waited for.
+
+    `known`: those that the node was ever seen to have."""
+    behind = leftovers.not_replayed(connection, wanted)
+    if behind:
+        return f"{behind[0]} on node {address.node}"
+    expected = bool(known) if address.has_standbys is None else address.has_standbys
+    if not expected or leftovers.follows(connection, wanted):
+        return ""
+    had = f", and had {', '.join(map(repr, known))}" if known else ""
+    return (
+        f"node {address.node} has no standby connected{had}: one of them must follow, because another may have been"
+        f" promoted (if there is none any more, say has_standbys = false under [nodes.{address.node}])"
+    )
+
+
+def _leads_alone(ctx: Context, server: leftovers.Server) -> bool:
+    """Whether the hosts of the target's address, each asked now, agree that this server leads."""
+    address = ctx.links.address(ctx.record.target_node)
+    leading = leading_hosts(address)
+    if set(leading.values()) == {server}:
+        return True
+    ctx.links.close()
+    ctx.progress.waiting(f"{split_words(address, leading)}: until one leads the former owner keeps its rows")
+    ctx.sleep(1.0)
+    return False
+
+
+def leading_hosts(address: Address) -> dict[str, leftovers.Server]:
+    """The hosts of an address that take writes now, with the server behind each. Those out of reach are left out."""
+    found = {}
+    for one in address.each_host():
+        with suppress(Unavailable), translated(one.node), closing(_visit(one)) as connection:
+            server = leftovers.server_of(connection)
+            if server.leads:
+                found[one.host_and_port()] = server
+    return found
+
+
+def _visit(address: Address) -> Connection:
+    return connect(address, purpose="who leads", timeouts=_SHORT, target=Target.ANY)
+
+
+def split_words(address: Address, leading: Mapping[str, leftovers.Server]) -> str:
+    """Why it cannot be said which server is the node."""
+    if len(set(leading.values())) > 1:
+        return f"{' and '.join(leading)} both take writes as node {address.node}"
+    return f"another server than before answers for node {address.node}"
 
 
 def _check_opened(ctx: Context) -> None:

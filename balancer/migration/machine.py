@@ -85,11 +85,12 @@ Say a tablet moves from S to T. A write is *acknowledged* when its transaction o
     directory refuses it. If it wakes up later still and wants to act on a node, the node itself has seen the newer
     epoch and refuses too: whatever changes a node does so in a transaction that has checked the epoch itself.
 12. *Nothing is dropped that may be needed*: S's rows stay attached behind their fence until the grace is over, no
-    reader's snapshot is older than the switch, T's standbys have replayed it, and T, asked once more, has the tablet;
-    they go only in a transaction that sees them detached and `moved`. Rows behind a fence that somebody switched off
-    after the switch may have been acknowledged, and so may those of an S that is found without its seal (a standby that
-    lagged has taken over, and was an open owner until we came): they are set aside and named
-    (`nodes.tablets.leftovers`), not dropped; those of a home, which becomes a copy, are copied aside. T's rows go only
+    reader's snapshot is older than the switch, T's standbys have replayed it (one at least, if T ever had any), and T,
+    asked once more, leads and has the tablet; they go only in a transaction that sees them detached and `moved`. Rows
+    behind a fence that somebody switched off after the switch may have been acknowledged, and so may those of an S that
+    is found without its seal (a standby that lagged has taken over, and was an open owner until we came): they are set
+    aside and named (`nodes.tablets.leftovers`), not dropped; those of a home, which becomes a copy, are copied aside.
+    T's rows go only
     while they are `incoming` under this migration; a journal record in `cancelling` can never become `opening`, one in
     `restarting` only by way of `planned`, with a new copy.
 

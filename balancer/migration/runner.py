@@ -15,6 +15,7 @@ on a predecessor cannot commit.
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from balancer.clock import Clock, SystemClock
 from balancer.directory.contract import Directory, Leadership
@@ -39,6 +40,7 @@ from balancer.migration.retries import (
 )
 from balancer.nodes.schema.install import upgrade_schema
 from balancer.nodes.session.holder import Addresses, NodeSessions
+from balancer.polling.poller import known_standbys
 from balancer.settings import MigrationSettings
 
 _KEPT = 4
@@ -137,7 +139,11 @@ class Runner:
         )
         progress.enter(record, ctx.state)
         ctx.others = self._turnstile
+        ctx.known_standbys = partial(self._known_standbys, record)
         return ctx
+
+    def _known_standbys(self, record: Migration) -> tuple[str, ...]:
+        return known_standbys(self._directory, record.bundle, record.target_node)
 
     def _take_nodes(self, ctx: Context) -> None:
         """A predecessor that hangs in the middle of a copy still holds locks on the nodes; an older version left an

@@ -33,6 +33,7 @@ from balancer.nodes.schema import decisions
 from balancer.nodes.schema.install import NodeIdentity, OwnState
 from balancer.nodes.session import own_schema
 from balancer.nodes.session.connection import Connection
+from balancer.nodes.tablets.leftovers import CONNECTED_STANDBYS
 from balancer.policies.view import Floats, Ints
 from balancer.polling.rewind import Footing, Forks, parse_history
 
@@ -245,6 +246,8 @@ class NodeFacts:
     timeline: int = 0
     position: int = 0
     """The flushed end of its log, in bytes; 0 on a standby, as is the timeline."""
+    standbys: tuple[str, ...] = ()
+    """The names of the physical standbys that are connected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +290,8 @@ SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), pg_postm
        (SELECT system_identifier::text FROM pg_control_system()),
        CASE WHEN pg_is_in_recovery() THEN 0
             ELSE ('x' || left(pg_walfile_name(pg_current_wal_flush_lsn()), 8))::bit(32)::int END,
-       CASE WHEN pg_is_in_recovery() THEN 0 ELSE (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint END
+       CASE WHEN pg_is_in_recovery() THEN 0 ELSE (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint END,
+       ({standbys})
 FROM pg_stat_database d WHERE d.datname = current_database();
 """
 
@@ -436,7 +440,11 @@ def _request(roots: tuple[Name, ...], *, with_ownership: bool) -> tuple[str, ...
     """The whole request; every second part is the name of what a poll puts there. Assembling it for each poll would
     cost more than sending it. Parts are separated by something that no statement can contain."""
     size, names, numbers, claims = (sql.SQL(f"\0{name}\0") for name in ("size", "names", "numbers", "claims"))
-    request = sql.SQL(_FACTS).format(size=size) + sql.SQL(_SLOTS) + _measuring(roots, names, numbers)
+    request = (
+        sql.SQL(_FACTS).format(size=size, standbys=sql.SQL(CONNECTED_STANDBYS))
+        + sql.SQL(_SLOTS)
+        + _measuring(roots, names, numbers)
+    )
     request += _of_roots(_DEFAULTS, roots) + _of_roots(_SECURED, roots) + decisions.PREPARED + sql.SQL(";")
     if with_ownership:
         request += sql.SQL(own_schema.REQUIRED + ";") + sql.SQL(_OWNERSHIP).format(known=claims)
@@ -473,8 +481,10 @@ def _poll(
         results = _results(cursor.execute(request))
         facts, slots, partitions, defaults, secured, prepared = (next(results) for _ in range(6))
         identity, claims = (next(results), next(results)) if with_ownership else ([], [])
-    *measures, system, timeline, end = facts[0]
-    server = replace(NodeFacts(*measures), system=system, timeline=timeline, position=end)
+    *measures, system, timeline, end, standbys = facts[0]
+    server = replace(
+        NodeFacts(*measures), system=system, timeline=timeline, position=end, standbys=tuple(standbys or ())
+    )
     measured = read_partitions(roots, partitions[0], known)
     if others is not None:
         server = replace(server, database_bytes=others + measured.bytes())

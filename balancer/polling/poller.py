@@ -5,6 +5,8 @@ is a standby or contradicts the directory is a value in the result; what was las
 
 What each node last said about its place in time: kept across polls, restarts and leaders, by notes in the directory.
 
+With it, the standbys that each node was seen to have: a node that had one and has none may have been replaced by it.
+
 Belongs to one poller. The leader publishes it after its polls; everybody reads what was published when they begin. No
 commit is made for it: a lost or late note only makes the memory older, which can hide that a node went back, but never
 claims it. The node's `generation` in the directory says what an operator has accepted since.
@@ -42,6 +44,7 @@ from balancer.polling.ownership import (
 from balancer.polling.rates import CounterSampler, Heir, Rates, advance, first_rates, own_work
 from balancer.polling.rewind import Footing, Forks, read_footing, went_back
 from balancer.polling.tablet_index import ColumnCache, TabletIndex, build_index, nothing_on
+from balancer.untrusted import one_line
 
 TOPIC: Final = "footings"
 """The topic of the notes; their names are those of the bundles."""
@@ -50,8 +53,13 @@ TOPIC: Final = "footings"
 class FootingNotes:
     """Safe to read from the threads that ask the nodes."""
 
-    def __init__(self, known: Mapping[str, tuple[int, Footing]] | None = None) -> None:
+    def __init__(
+        self,
+        known: Mapping[str, tuple[int, Footing]] | None = None,
+        standbys: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
         self._known = dict(known or {})  # node → generation and footing
+        self._standbys = dict(standbys or {})
         self._lock = threading.Lock()
         self._published: Json = None
 
@@ -59,7 +67,8 @@ class FootingNotes:
     def load(cls, directory: Directory, bundle: str) -> "FootingNotes":
         """As it was last published."""
         noted = directory.published(TOPIC).get(bundle) or {}
-        return cls({node: (int(said["generation"]), read_footing(said)) for node, said in noted.items()})
+        footings = {node: (int(said["generation"]), read_footing(said)) for node, said in noted.items()}
+        return cls(footings, {node: _standbys_in(said) for node, said in noted.items()})
 
     def of(self, node: Node) -> Footing | None:
         """What the node said last, if that still counts."""
@@ -79,18 +88,38 @@ class FootingNotes:
                 now = replace(now, timeline=before.timeline, position=before.position)
         with self._lock:
             self._known[node.id] = node.generation, now
+            seen = {one_line(name, _LONGEST_NAME) for name in poll.facts.standbys}
+            if not seen <= set(self._standbys.get(node.id, ())):
+                self._standbys[node.id] = tuple(sorted({*seen, *self._standbys.get(node.id, ())})[:_MOST_STANDBYS])
         return ""
 
     def publish(self, directory: Directory, bundle: str) -> None:
         """Leaves the note if something has changed since the last one."""
         with self._lock:
             note = {
-                node: {"generation": generation, **footing.document()}
+                node: {
+                    "generation": generation,
+                    **footing.document(),
+                    **({"standbys": list(self._standbys[node])} if self._standbys.get(node) else {}),
+                }
                 for node, (generation, footing) in self._known.items()
             }
         if note != self._published:
             directory.publish(TOPIC, bundle, note)
             self._published = note
+
+
+_MOST_STANDBYS: Final = 8
+_LONGEST_NAME: Final = 64
+
+
+def known_standbys(directory: Directory, bundle: str, node: str) -> tuple[str, ...]:
+    """The standbys that any leader has ever seen a node have, by their names: one of them may have been promoted."""
+    return _standbys_in((directory.published(TOPIC).get(bundle) or {}).get(node) or {})
+
+
+def _standbys_in(said: Mapping[str, Json]) -> tuple[str, ...]:
+    return tuple(one_line(str(name), _LONGEST_NAME) for name in (said.get("standbys") or ())[:_MOST_STANDBYS])
 
 
 log = structlog.get_logger()

@@ -300,6 +300,9 @@ class NodeSection(Section):
     forward_user: str = ""
     """The login that other nodes use to reach its tablets, for `forwarding = true`: a role without any rights of its
     own, which `balancer node grant-script --forward-role` creates."""
+    has_standbys: bool | None = None
+    """Whether it has standbys that may be promoted. None: if one was ever seen. Where it has, a former owner's rows are
+    kept until one of them has replayed the switch; false: the last one was given up."""
     forward_password_file: Path | None = None
     """A file that contains only that login's password; BALANCER_FORWARD_PASSWORD_<NODE> takes precedence."""
     zone: str = ""

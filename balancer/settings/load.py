@@ -54,6 +54,7 @@ class NodeSettings:
     read_rate: float | None = None
     forward_user: str = ""
     forward_password: SecretStr | None = None
+    has_standbys: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +321,7 @@ def _node(name: str, section: NodeSection, file: Path, passwords: Path | None, m
         write_rate=section.capacity.write_rate,
         read_rate=section.capacity.read_rate,
         forward_user=section.forward_user,
+        has_standbys=section.has_standbys,
         forward_password=forward,
     )
 

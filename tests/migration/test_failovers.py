@@ -31,6 +31,7 @@ from balancer.migration.runner import Runner
 from balancer.naming import parse_name
 from balancer.nodes.session.connection import Address
 from balancer.nodes.tablets.object_names import stream_name
+from balancer.polling.poller import FootingNotes, Poller
 from balancer.settings import MigrationSettings
 from tests.support.cluster import AMPLE, Cluster, build, hash_table, hash_tablets, insert_rows
 from tests.support.directed import LEAF, TABLET, Beside, complaints, tally
@@ -270,6 +271,82 @@ def test_an_opening_that_a_crash_takes_away_is_made_again(
     counted.write("b")
     assert counted.kept == 1
     assert counted.faults() == []
+
+
+# --- the target's standbys, before the former owner's rows are dropped
+
+ONE_MOVE = MigrationMode.READ_ONLY
+GONE = "has no standby connected"
+
+
+def poll(cluster: Cluster) -> None:
+    """As the leader does every few seconds: what it has seen is in the directory."""
+    directory = cluster.directory()
+    book = FootingNotes.load(directory, "shop")
+    poller = Poller("", SystemClock(), 20.0, book=book)
+    poller.poll(directory.snapshot(), {node: cluster.address(node) for node in cluster.dsns})
+    poller.close()
+    book.publish(directory, "shop")
+
+
+@pytest.mark.parametrize("version", [15, 18])
+def test_rows_stay_while_the_target_has_lost_a_standby_that_it_was_known_to_have(make: Make, version: int) -> None:
+    cluster, target = make("b", version)
+    rows = cluster.rows()
+    poll(cluster)
+    target.split()  # whoever decides about failovers has made another server the node; this one does not know
+    poll(cluster)
+    listener = Listener()
+    running, end = moving(cluster, listener, ONE_MOVE)
+    stuck(running, listener, GONE, end)
+    kept = cluster.query("a", f"SELECT count(*) FROM {LEAF}")
+    assert kept != [(0,)]
+    assert {**cluster.rows()["a"], **cluster.rows()["b"]} == {**rows["a"], **rows["b"]}
+    assert any(GONE in text for text in complaints(cluster))
+
+
+def test_rows_go_once_a_known_standby_follows_again(make: Make) -> None:
+    cluster, target = make("b", 15)
+    poll(cluster)
+    target.leave_behind()
+    listener = Listener()
+    running, _ = moving(cluster, listener, ONE_MOVE)
+    until(lambda: running.over or any(GONE in waited for waited in listener.waited), GONE, 60)
+    assert not running.over, (running.done, running.error)
+    target.come_back()
+    assert running.result().state == "done"
+    assert complaints(cluster) == []
+
+
+def test_rows_stay_while_two_servers_of_the_target_take_writes(make: Make) -> None:
+    """Even if no poll has seen the standby: the address names both."""
+    cluster, target = make("b", 15)
+    cluster.dsns["b"] = target.both_hosts()
+    target.split()
+    listener = Listener()
+    running, end = moving(cluster, listener, ONE_MOVE)
+    stuck(running, listener, "both take writes", end)
+    assert cluster.query("a", f"SELECT count(*) FROM {LEAF}") != [(0,)]
+
+
+def test_a_standby_that_an_operator_has_given_up_is_not_waited_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, target = make("b", 15)
+    poll(cluster)
+    target.leave_behind()
+    whole = Cluster.address
+    monkeypatch.setattr(Cluster, "address", lambda self, node: replace(whole(self, node), has_standbys=False))
+    running, _ = moving(cluster, Spy(), ONE_MOVE)
+    assert running.result().state == "done"
+
+
+def test_a_standby_that_is_configured_is_waited_for_unseen(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, target = make("b", 15)
+    target.leave_behind()
+    whole = Cluster.address
+    monkeypatch.setattr(Cluster, "address", lambda self, node: replace(whole(self, node), has_standbys=True))
+    listener = Listener()
+    running, end = moving(cluster, listener, ONE_MOVE)
+    stuck(running, listener, GONE, end)
 
 
 # --- the source

@@ -155,6 +155,8 @@ class World(NamedTuple):
     target: Target
     disk: Target
     standby: Target | None
+    follows: bool
+    """Whether the standby still follows T; if not, it may have been promoted while T still takes what it is given."""
     confirmed: int
     """What T has told S that it has on disk: streamed again from there."""
     target_leader: int
@@ -189,7 +191,9 @@ class MoveModel:
         leaders = Leader("journal fencing", read=1), Leader("nothing")
         source = Source(self._old)
         directory = Directory(state="catching_up" if streamed else "preparing")
-        return World(source, target, target, standby, 0, 1, directory, leaders, ("",) * self._writers, 0, self._budget)
+        return World(
+            source, target, target, standby, True, 0, 1, directory, leaders, ("",) * self._writers, 0, self._budget
+        )
 
     # --- what must hold
 
@@ -289,7 +293,9 @@ class MoveModel:
             yield "T's disk has it all", world._replace(disk=target, confirmed=max(world.confirmed, target.applied))
         if left.target_crashes:
             yield "T crashes", _target_lost(_spent(world, "target_crashes"), world.disk)
-        if world.standby is not None and world.standby != world.disk:
+        if world.standby is not None and world.follows and left.target_fails_over:
+            yield "T's standby does not follow T any more", world._replace(follows=False)
+        if world.standby is not None and world.follows and world.standby != world.disk:
             yield "T's standby catches up", world._replace(standby=world.disk)
         if left.target_fails_over and world.standby is not None:
             spent = _spent(world, "target_fails_over")._replace(disk=world.standby, standby=None)
@@ -743,12 +749,14 @@ class MoveModel:
             yield "marks S moved", _doing(marked, me, "retiring: ask")
 
     def _retiring_ask(self, world: World, me: int) -> Iterator[Event]:
-        """12: T still has the tablet, and its standby too."""
+        """12: T still has the tablet, and its standby too: one that is gone has not said so."""
         entered = self._entered(world, me, "T")
         if entered is None:
             yield "is refused by T", self._out(world, me)
             return
-        replayed = world.standby is None or world.standby.row == "owned" or "standbys-overtaken" in self._mutants
+        replayed = world.standby is None or (world.follows and world.standby.row == "owned")
+        replayed = replayed or "standbys-overtaken" in self._mutants
+        replayed = replayed or ("standbys-forgotten" in self._mutants and not world.follows)
         if replayed and (entered.target.row == "owned" or "retired-unasked" in self._mutants):
             yield "asks T, which has the tablet", _doing(entered, me, "retiring: drop")
 

@@ -88,6 +88,8 @@ OMISSIONS = (
     Omission("no-epoch-check", "11: nodes refuse a former leader", TWICE),
     Omission("lifted-without-journal", "11: the fence goes after the journal has the way back", QUIET),
     Omission("retired-unasked", "12: T is asked before rows go", TARGET_LAGS._replace(switches=1)),
+    Omission("standbys-overtaken", "12: T's standby has replayed it", TARGET_LAGS._replace(switches=1)),
+    Omission("standbys-forgotten", "12: one that is gone has not said so", TARGET_LAGS._replace(switches=1)),
     Omission("unsealed-source-dropped", "12: an S without its seal was open", SOURCE_LAGS),
     Omission("written-rows-dropped", "12: what was written behind the fence is set aside", OWNER),
 )

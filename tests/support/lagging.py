@@ -38,6 +38,22 @@ class Lagging:
         self._follow()
         self.fail_over()
 
+    def split(self) -> None:
+        """The standby is promoted beside the primary, which nobody has told: both take writes."""
+        self._follow()
+        with psycopg.connect(self._second.dsn(), autocommit=True) as connection:
+            connection.execute("SELECT pg_promote(true, 60)")
+
+    def come_back(self) -> None:
+        """The standby that was left behind follows again."""
+        self._second.start()
+
+    def both_hosts(self) -> str:
+        """An address that names the primary first, and then the standby."""
+        first, second = (psycopg.conninfo.conninfo_to_dict(one.dsn()) for one in (self._primary, self._second))
+        words = {name: f"{first[name]},{second[name]}" for name in ("host", "port")}
+        return psycopg.conninfo.make_conninfo(self._primary.dsn(str(self._name)), **words)
+
     def _follow(self) -> None:
         with (
             psycopg.connect(self._primary.dsn(), autocommit=True) as primary,

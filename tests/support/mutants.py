@@ -718,6 +718,18 @@ MUTANTS: tuple[Mutant, ...] = (
         (f"{_ORDERS}test_the_former_owner_keeps_its_rows_until_the_new_one_s_standbys_have_replayed_the_switch",),
     ),
     Mutant(
+        "standbys-forgotten",
+        "machine 12: a standby that the target had and that is gone is none that has replayed the switch",
+        replaced("balancer.nodes.tablets.leftovers.follows", instead(True)),
+        (f"{_FAILOVERS}test_rows_stay_while_the_target_has_lost_a_standby_that_it_was_known_to_have",),
+    ),
+    Mutant(
+        "leader-unasked",
+        "machine 12: the target's address was asked again which server leads",
+        replaced("balancer.migration.finish._leads_alone", instead(True)),
+        (f"{_FAILOVERS}test_rows_stay_while_two_servers_of_the_target_take_writes",),
+    ),
+    Mutant(
         "written-rows-dropped",
         "machine 12: rows behind a fence that was switched off are set aside",
         replaced("balancer.nodes.tablets.leftovers._switched", instead(False)),

@@ -18,6 +18,8 @@ from balancer.errors import OutcomeUnknown, Refused, Unavailable
 from balancer.features.reference.findings import copy_findings
 from balancer.features.repair.revive import owner_has
 from balancer.migration.context import partitions_of
+from balancer.migration.finish import leading_hosts, missing_standby, split_words
+from balancer.migration.machine import State
 from balancer.naming import Name, parse_name
 from balancer.nodes.catalog.findings import compare_roots, leaf_findings, root_findings
 from balancer.nodes.catalog.owners_code import owners_findings
@@ -45,6 +47,7 @@ from balancer.nodes.tablets.leftovers import (
 )
 from balancer.nodes.tablets.object_names import CLOSED, FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER
 from balancer.polling.ownership import rewound_words
+from balancer.polling.poller import known_standbys
 
 _ORDER = list(LeftoverKind)
 _FENCES = (FENCE_TRIGGER, FENCE_TRUNCATE_TRIGGER)
@@ -85,6 +88,7 @@ def examine(directory: Directory, addresses: Addresses, nodes: Sequence[str] | N
             try:
                 with translated(node):
                     found += _examine_node(snapshot, node, links)
+                    found += _kept_for_standbys(directory, snapshot, node, links)
                     if not links.address(node).trusts_owners:
                         found += _owners_code(snapshot, node, links.control(node))
                     roots = [root for _, mine in _roots_of(snapshot, node) for root in mine]
@@ -210,6 +214,24 @@ def _examine_node(snapshot: Snapshot, node: str, links: NodeSessions) -> Iterato
                 )
 
     yield from _root_findings(snapshot, node, connection)
+
+
+def _kept_for_standbys(directory: Directory, snapshot: Snapshot, node: str, links: NodeSessions) -> Iterator[Finding]:
+    """Moves to this node whose former owner keeps its rows, because no standby has them yet."""
+    mine = [one for one in snapshot.migrations.values() if one.target_node == node and one.state == State.RETIRING]
+    if not mine:
+        return
+    address = links.address(node)
+    if len(set((leading := leading_hosts(address)).values())) > 1:
+        why = split_words(address, leading)
+    else:
+        known = known_standbys(directory, mine[0].bundle, node)
+        why = missing_standby(links.control(node), address, known, _BEGINNING)
+    if why:
+        yield Finding(node, f"{why}; until then former owners keep the rows of {', '.join(one.id for one in mine)}")
+
+
+_BEGINNING: Final = "0/0"
 
 
 def _migration_findings(

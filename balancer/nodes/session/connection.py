@@ -19,7 +19,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from itertools import count
@@ -88,6 +88,8 @@ class Address:
     forward_user: str = ""
     """The login by which other nodes reach its tablets; empty: they do not."""
     forward_password: str | None = field(default=None, repr=False)
+    has_standbys: bool | None = None
+    """Whether somebody may be promoted in its place, as an operator says; None: as was seen."""
     trusts_owners: bool = False
     """Whether code of the tables' owners may run there with our rights (`trust_table_owners`)."""
 
@@ -98,6 +100,25 @@ class Address:
         """Its hosts and database, for people."""
         parameters = _parameters(self)
         return f"{parameters.get('host', 'local socket')}/{parameters.get('dbname', '')}"
+
+    def host_and_port(self) -> str:
+        """The same with its port, for an address that has one host."""
+        parameters = _parameters(self)
+        return f"{parameters.get('host') or parameters.get('hostaddr', 'local socket')}:{parameters.get('port', 5432)}"
+
+    def each_host(self) -> "list[Address]":
+        """Addresses of one host each, in their order."""
+        lists = {name: str(_parameters(self).get(name) or "").split(",") for name in ("host", "hostaddr", "port")}
+        number = max(map(len, lists.values()))
+        if number == 1:
+            return [self]
+        found = []
+        for at in range(number):
+            # One port may be for all of them.
+            one = {name: words[at if len(words) > 1 else 0] for name, words in lists.items()}
+            words = {name: value for name, value in {**_parameters(self), **one}.items() if value != ""}
+            found.append(replace(self, dsn=make_conninfo("", **words)))
+        return found
 
     def has_several_hosts(self) -> bool:
         """Whether the server behind it may change on its own (a failover)."""

@@ -24,13 +24,15 @@ Which physical standbys have not replayed a position yet. Statements only; the c
 
 A failover to a standby that lags takes a node back in time. So before dropping anything that such a node would need
 again, the connected standbys must have replayed the change. Standbys of standbys, and those that are not connected at
-this moment, are not seen from here.
+this moment, are not seen from here: a node that is known to have had one has it
+somewhere else, perhaps promoted.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Final, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -425,14 +427,50 @@ FROM (SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn AS at, current_setting(
 
 # Logical decoding needs a slot, so the type of the slot that a walsender holds says what it does. A base backup streams
 # files, not WAL. A receiver of WAL (pg_receivewal) answers but replays nothing: it can never take over.
-_BEHIND = """
+_PHYSICAL = (
+    "NOT EXISTS (SELECT FROM pg_replication_slots s WHERE s.active_pid = r.pid AND s.slot_type = 'logical')"
+    " AND r.state IS DISTINCT FROM 'backup'"
+)
+CONNECTED_STANDBYS: Final = (
+    "SELECT array_agg(DISTINCT r.application_name ORDER BY r.application_name) FROM pg_stat_replication r"  # noqa: S608
+    " WHERE " + _PHYSICAL + " AND r.replay_lsn IS NOT NULL"
+)
+"""A query with one value: the names of the physical standbys that are connected; NULL: none is, or we may not see it."""
+_BEHIND = (
+    """
 SELECT r.application_name, host(r.client_addr), pg_wal_lsn_diff(%(position)s::pg_lsn, r.replay_lsn)::bigint
 FROM pg_stat_replication r
-WHERE NOT EXISTS (SELECT FROM pg_replication_slots s WHERE s.active_pid = r.pid AND s.slot_type = 'logical')
-  AND r.state IS DISTINCT FROM 'backup'
+WHERE """
+    + _PHYSICAL
+    + """
   AND (r.replay_lsn < %(position)s::pg_lsn OR r.replay_lsn IS NULL AND r.reply_time IS NULL)
 ORDER BY r.application_name, r.pid
 """
+)
+_FOLLOWS = (
+    "SELECT EXISTS (SELECT FROM pg_stat_replication r WHERE "  # noqa: S608 - nothing here comes from outside
+    + _PHYSICAL
+    + " AND r.replay_lsn >= %s::pg_lsn)"
+)
+_SERVER = (
+    "SELECT NOT pg_is_in_recovery(), pg_postmaster_start_time()::text,"
+    " (SELECT system_identifier::text FROM pg_control_system())"
+)
+
+
+class Server(NamedTuple):
+    """One process that answers for a node."""
+
+    leads: bool
+    started: str
+    system: str
+
+
+def server_of(connection: Connection) -> Server:
+    """Who answers on this connection."""
+    row = connection.execute(_SERVER).fetchone()
+    assert row is not None
+    return Server(*row)
 
 
 def position(cursor: Cursor) -> str:
@@ -450,3 +488,9 @@ def not_replayed(connection: Connection, position: str) -> list[Standby]:
     """
     rows = connection.execute(_BEHIND, {"position": position}).fetchall()
     return [Standby(name or "", address or "", lag) for name, address, lag in rows]
+
+
+def follows(connection: Connection, position: str) -> bool:
+    """Whether at least one standby is connected and has replayed up to this position."""
+    row = connection.execute(_FOLLOWS, (position,)).fetchone()
+    return row is not None and bool(row[0])
