@@ -214,10 +214,10 @@ class DaemonFile(_EnvironmentFirst):
     instance: str = Field(default_factory=socket.gethostname)
     """The name of this instance in the history; by default the host's name."""
     tick: Duration = 10.0
-    """Time between polls. A poll of 2,000 tablets takes tens of milliseconds, so polling every ten seconds costs almost
-    nothing. Longer: less work for the nodes, but heat is only looked at in a tick, and free slots are only filled then:
-    beyond a minute a flash crowd is over before it has been spread. Shorter: a node that is down or a hot tablet is
-    noticed sooner."""
+    """Time between polls. A poll of 2,000 tablets takes tens of milliseconds, so polling every ten seconds costs
+    almost nothing. Heat is looked at, and free slots are filled, in ticks only: beyond a minute a flash crowd is over
+    before it has been spread. Longer: less work for the nodes; shorter: a node that is down or a hot tablet is noticed
+    sooner."""
     session_timeout: Duration = 10.0
     """After this time without a sign of life from the leader, another instance takes over. Longer: a short network
     outage does not change the leader; shorter: a new leader takes over sooner after a crash."""
