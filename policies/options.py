@@ -30,6 +30,9 @@ KeyValues = tuple[str | int, ...]
 DEFAULT_GROUP = "default"
 """The group that always exists."""
 
+VIRTUAL_NODES = 256
+"""Points on the ring of a node of weight 1: its share then deviates by about a sixteenth."""
+
 KB = 1024
 MB = 1024 * KB
 GB = 1024 * MB
@@ -218,6 +221,9 @@ class TableOptions:
     placement: Placement = Placement.BALANCED
     """`balanced`: by the planner's objective; otherwise the fixed function that decides which node a vbucket belongs
     to."""
+    virtual_nodes: int = VIRTUAL_NODES
+    """With `placement = "ring"`: how many points a node of weight 1 has on the ring. More: nodes carry more equal
+    shares; fewer: placing takes less time."""
     zones: tuple[str, ...] = ()
     """Zones its tablets may live in; empty: any."""
     every: Seconds | None = None

@@ -12,8 +12,10 @@ from balancer.directory.model import Layout, Node, NodeState
 from balancer.directory.snapshot import Snapshot
 from balancer.errors import UserError
 from balancer.policies.keyspace.hash_leaves import Leaf
+from balancer.policies.options import VIRTUAL_NODES, Placement
 from balancer.policies.placement.sharding import FUNCTIONS, Comparison, UInts, compare, place, present
 from balancer.policies.placement.sharding import Node as Weighted
+from balancer.settings.cross_checks import MOST_POINTS
 from balancer.terminal.options import ConfigOption, DirectoryOption, directory_of
 from balancer.terminal.output import Output, OutputOption, show_json, show_rows
 
@@ -33,6 +35,9 @@ KeysOption = Annotated[int, typer.Option("--keys", min=1, help="synthetic keys")
 NodesOption = Annotated[int, typer.Option("--nodes", min=1, help="synthetic nodes")]
 WeightsOption = Annotated[str | None, typer.Option("--weights", help='of the nodes, as in "1,1,2"; sets their number')]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="of the synthetic keys")]
+PointsOption = Annotated[
+    str, typer.Option("--points", help='of a node of weight 1 on the ring, as in "1,100,1000": a line for each')
+]
 BundleOption = Annotated[str | None, typer.Option("--bundle", help="place this bundle's vbuckets on its own nodes")]
 
 
@@ -40,6 +45,7 @@ def compare_placements(
     keys: KeysOption = 1_000_000,
     nodes: NodesOption = 20,
     weights: WeightsOption = None,
+    points: PointsOption = f"1,100,{VIRTUAL_NODES},1000",
     seed: SeedOption = 1,
     bundle: BundleOption = None,
     directory: DirectoryOption = None,
@@ -50,17 +56,19 @@ def compare_placements(
 
     The shares are of all keys; "most" is what a perfectly even function could keep. The deviation is in keys, from each
     node's fair share by weight; the fullest node is given as a multiple of its fair share.
+    Fibonacci is the scaled interval: when a node comes, every border moves a little and about half of the keys stay.
     """
+    counts = _points(points)
     if bundle is None:
         chosen = _synthetic_nodes(nodes, weights)
         numbers: UInts = np.random.default_rng(seed).integers(0, 1 << 64, keys, np.uint64)
-        rows = _compared(numbers, chosen)
+        rows = _compared(numbers, chosen, counts)
     else:
         with directory_of(directory, config) as opened:
             snapshot = opened.snapshot()
         chosen = _bundle_nodes(snapshot, bundle)
         numbers, owners = _vbuckets(snapshot, bundle, chosen)
-        rows = [_row(present(owners, chosen), None), *_compared(numbers, chosen)]
+        rows = [_row(present(owners, chosen), None), *_compared(numbers, chosen, counts)]
     if output is Output.JSON:
         about = {"keys": len(numbers), "nodes": dict(chosen), "seed": None if bundle else seed, "bundle": bundle}
         show_json({**about, "functions": rows})
@@ -70,7 +78,8 @@ def compare_placements(
 
 def _readable(row: dict[str, Any]) -> dict[str, str | None]:
     """Shares as percentages, counts in full."""
-    found: dict[str, str | None] = {"function": str(row["function"])}
+    points = f" ({row['points']:,})" if row["points"] else ""
+    found: dict[str, str | None] = {"function": f"{row['function']}{points}"}
     for name in COLUMNS[1:]:
         value = row[name]
         if value is None:
@@ -82,20 +91,33 @@ def _readable(row: dict[str, Any]) -> dict[str, str | None]:
     return found
 
 
-def _compared(numbers: UInts, nodes: Sequence[Weighted]) -> list[dict[str, Any]]:
+def _points(text: str) -> list[int]:
+    try:
+        counts = [int(part) for part in text[:1000].split(",")]
+    except ValueError:
+        raise UserError(f'--points is "{text[:100]}": whole numbers with commas between them are expected') from None
+    if not all(1 <= count <= MOST_POINTS for count in counts):
+        raise UserError(f'--points is "{text[:100]}": every number must be between 1 and {MOST_POINTS}')
+    return counts
+
+
+def _compared(numbers: UInts, nodes: Sequence[Weighted], points: Sequence[int]) -> list[dict[str, Any]]:
     """Each function, timed on the placement alone. The added node weighs as much as the lightest."""
     clock, added = SystemClock(), ("one more", min(weight for _, weight in nodes))
     rows = []
-    for function in FUNCTIONS:
+    rings = [(Placement.RING, count) for count in points]
+    others = [(function, VIRTUAL_NODES) for function in FUNCTIONS if function is not Placement.RING]
+    for function, count in (*others, *rings):
         began = clock.monotonic()
-        placed = place(function, numbers, nodes)
+        placed = place(function, numbers, nodes, count)
         taken = clock.monotonic() - began
-        rows.append(_row(compare(function, numbers, nodes, added, placed), taken))
+        row = _row(compare(function, numbers, nodes, added, placed=placed, points=count), taken)
+        rows.append({**row, "points": count if function is Placement.RING else None})
     return rows
 
 
 def _row(comparison: Comparison, seconds: float | None) -> dict[str, Any]:
-    return {**asdict(comparison), "milliseconds": None if seconds is None else 1000 * seconds}
+    return {**asdict(comparison), "points": None, "milliseconds": None if seconds is None else 1000 * seconds}
 
 
 def _synthetic_nodes(count: int, weights: str | None) -> list[Weighted]:

@@ -145,6 +145,10 @@ def check_periods(options: TableOptions, layout: str) -> Iterator[tuple[str, str
             yield name, "cannot be combined with every: each tablet covers a period of time"
 
 
+MOST_POINTS = 10_000
+"""Of a node on the ring."""
+
+
 def check_table(options: TableOptions, groups: Mapping[str, GroupOptions]) -> Iterator[tuple[str, str]]:
     """Of `[tables.NAME]`."""
     for name in ("desired_tablet_count", "min_tablet_count"):
@@ -156,6 +160,8 @@ def check_table(options: TableOptions, groups: Mapping[str, GroupOptions]) -> It
         yield "min_tablet_count", f"must not exceed desired_tablet_count ({desired})"
     if options.desired_tablet_metric is not None and not options.desired_tablet_metric > 0:
         yield "desired_tablet_metric", "must be greater than 0"
+    if not 1 <= options.virtual_nodes <= MOST_POINTS:
+        yield "virtual_nodes", f"must be between 1 and {MOST_POINTS}"
     if options.group != DEFAULT_GROUP and options.group not in groups:
         yield "group", _no_group(options.group, groups)
 

@@ -19,14 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.keyspace.hashing import hash_bytes
-from balancer.policies.options import Placement
+from balancer.policies.options import VIRTUAL_NODES, Placement
 
 UInts = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
 Node = tuple[str, float]
 
-VIRTUAL_NODES = 256
-"""Points on the ring of a node of weight 1: its share then deviates by about a sixteenth."""
 SLOTS = 16
 """Slots of a node of weight 1 for the functions that number them: weights are as fine as that."""
 CHUNK = 1 << 14  # numbers at a time: the arrays that the mixing works on stay in the processor's cache
@@ -36,8 +34,8 @@ _JUMP_FACTOR = np.uint64(2862933555777941757)
 _JUMP_SCALE = float(1 << 31)
 
 
-def place(function: Placement, numbers: UInts, nodes: Sequence[Node]) -> Places:
-    """Each number's node, as an index into `nodes`."""
+def place(function: Placement, numbers: UInts, nodes: Sequence[Node], points: int = VIRTUAL_NODES) -> Places:
+    """Each number's node, as an index into `nodes`. `points`: those of a node of weight 1, if it is the ring."""
     if not nodes:
         raise ValueError("there is no node to place anything on")
     lightest = min(nodes, key=lambda node: node[1])
@@ -45,7 +43,8 @@ def place(function: Placement, numbers: UInts, nodes: Sequence[Node]) -> Places:
         raise ValueError(f"node {lightest[0]} has the weight {lightest[1]:g}, it must be above 0")
     if function not in FUNCTIONS:
         raise ValueError(f"{function} is not a sharding function; there are {', '.join(FUNCTIONS)}")
-    return FUNCTIONS[function](np.ascontiguousarray(numbers, np.uint64), nodes)
+    taken = np.ascontiguousarray(numbers, np.uint64)
+    return ring(taken, nodes, points) if function is Placement.RING else FUNCTIONS[function](taken, nodes)
 
 
 def modulo(numbers: UInts, nodes: Sequence[Node]) -> Places:
@@ -58,7 +57,8 @@ def modulo(numbers: UInts, nodes: Sequence[Node]) -> Places:
 def fibonacci(numbers: UInts, nodes: Sequence[Node]) -> Places:
     """The number times the golden ratio, and the place of its fraction among the nodes' shares.
 
-    Numbers in sequence spread evenly, as vbuckets are; when a node comes, every border moves a little.
+    Numbers in sequence spread evenly, as vbuckets are; when a node comes, every border moves a little, so half of the
+    numbers stay. Where the fraction is taken modulo the number of nodes instead, one in as many nodes stays.
     """
     ends = np.cumsum([weight for _, weight in nodes])
     fractions = (numbers * _GOLDEN) * (1.0 / 2**64)
@@ -108,11 +108,11 @@ def rendezvous(numbers: UInts, nodes: Sequence[Node]) -> Places:
     return found
 
 
-def ring(numbers: UInts, nodes: Sequence[Node]) -> Places:
+def ring(numbers: UInts, nodes: Sequence[Node], virtual_nodes: int = VIRTUAL_NODES) -> Places:
     """The next point on a ring on which every node has points by its weight (Karger and others)."""
     points, owners = [], []
     for index, (name, weight) in enumerate(nodes):
-        count = max(1, round(VIRTUAL_NODES * weight))
+        count = max(1, round(virtual_nodes * weight))
         steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
         points.append(_mix(np.uint64(hash_bytes(name.encode())) + steps))
         owners.append(np.full(count, index, np.int64))
@@ -163,12 +163,18 @@ class Comparison:
 
 
 def compare(
-    function: Placement, keys: UInts, nodes: Sequence[Node], added: Node, placed: Places | None = None
+    function: Placement,
+    keys: UInts,
+    nodes: Sequence[Node],
+    added: Node,
+    *,
+    placed: Places | None = None,
+    points: int = VIRTUAL_NODES,
 ) -> Comparison:
     """Places the keys on the nodes, on one more and on one less (the last). `placed` saves doing the first again."""
-    now = place(function, keys, nodes) if placed is None else placed
-    more = place(function, keys, [*nodes, added])
-    fewer = place(function, keys, nodes[:-1]) if len(nodes) > 1 else np.full(len(keys), -1)
+    now = place(function, keys, nodes, points) if placed is None else placed
+    more = place(function, keys, [*nodes, added], points)
+    fewer = place(function, keys, nodes[:-1], points) if len(nodes) > 1 else np.full(len(keys), -1)
     total = sum(weight for _, weight in nodes)
     return Comparison(
         function.value,

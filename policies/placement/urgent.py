@@ -110,9 +110,10 @@ def function_targets(problem: Problem, options: BundleOptions, rows: Ints) -> In
     nodes = [at for at in natural_order(problem) if problem.allowed[kind, at] and _stays(problem, at)]
     if not nodes:
         return problem.home[rows]
-    function = options.table(problem.view.tables[table].name).placement
+    wished = options.table(problem.view.tables[table].name)
     numbers = problem.view.tablets.remainders[problem.rows[rows]].astype(np.uint64)
-    places = place(function, numbers, [(problem.nodes[at].id, problem.nodes[at].weight) for at in nodes])
+    weighted = [(problem.nodes[at].id, problem.nodes[at].weight) for at in nodes]
+    places = place(wished.placement, numbers, weighted, wished.virtual_nodes)
     return np.array(nodes, dtype=np.int64)[places]
 
 

@@ -14,16 +14,21 @@ from tests.support.directories import fill, small_cluster
 
 pytestmark = pytest.mark.quick
 
-FUNCTIONS = ["modulo", "rendezvous", "ring", "jump", "fibonacci"]
+FUNCTIONS = ["modulo", "rendezvous", "jump", "fibonacci", *["ring"] * 4]
+RINGS = [1, 100, 256, 1000]
 
 
 def test_synthetic_keys_are_compared_by_every_function() -> None:
     result = balancer("compare-placements", "--keys", "5000", "--nodes", "10")
     assert result.code == 0
     lines = result.out.splitlines()
-    assert [line.split("\t")[0] for line in lines] == ["function", *FUNCTIONS]
-    assert lines[4].split("\t")[3] == "90.91 %"
-    assert lines[4].split("\t")[6] == "500.0"
+    assert [line.split("\t")[0] for line in lines] == [
+        "function",
+        *FUNCTIONS[:4],
+        *(f"ring ({count:,})" for count in RINGS),
+    ]
+    assert lines[3].split("\t")[3] == "90.91 %"
+    assert lines[3].split("\t")[6] == "500.0"
 
 
 def run(*arguments: str) -> str:
@@ -40,6 +45,19 @@ def test_json_has_the_same_figures_for_programs() -> None:
     for row in [*document["functions"], *again["functions"]]:
         assert row.pop("milliseconds") > 0
     assert document == again
+
+
+def test_the_ring_has_as_many_points_as_asked_for_and_is_more_even_with_more() -> None:
+    document = json.loads(run("--keys", "50000", "--points", "1,50,1000", "--output", "json"))
+    rings = [row for row in document["functions"] if row["function"] == "ring"]
+    assert [row["points"] for row in rings] == [1, 50, 1000]
+    assert rings[0]["deviation"] > rings[1]["deviation"] > rings[2]["deviation"]
+
+
+@pytest.mark.parametrize("points", ["", "x", "0", "1,10001", "1.5"])
+def test_wrong_numbers_of_points_are_named(points: str) -> None:
+    with pytest.raises(UserError, match="--points"):
+        run("--points", points)
 
 
 @pytest.fixture

@@ -58,3 +58,16 @@ def test_a_draining_node_is_emptied_to_where_the_function_says() -> None:
 def test_nodes_are_counted_as_people_count() -> None:
     problem = build_problem(bundle([0], [NodeView(f"n{at}") for at in (10, 2, 1)]), BundleOptions())
     assert [problem.nodes[at].id for at in natural_order(problem)] == ["n1", "n2", "n10"]
+
+
+def test_a_tables_ring_has_the_points_that_its_options_give_it() -> None:
+    """With one point each the shares of three nodes are far apart."""
+    view, few = bundle([0] * 256, 3), options(Placement.RING)
+    many = replace(few, tables={"t": Table(placement=Placement.RING, virtual_nodes=1000)})
+    few = replace(few, tables={"t": Table(placement=Placement.RING, virtual_nodes=1)})
+    fullest = []
+    for one in (few, many):
+        plan = make_plan(view, one)
+        after = moved(view, {action.tablets[0]: action.target for action in plan.actions})
+        fullest.append(max(Counter(after.tablets.node.tolist()).values()))
+    assert fullest[0] > 1.5 * fullest[1]
