@@ -435,7 +435,7 @@ CONNECTED_STANDBYS: Final = (
     "SELECT array_agg(DISTINCT r.application_name ORDER BY r.application_name) FROM pg_stat_replication r"  # noqa: S608
     " WHERE " + _PHYSICAL + " AND r.replay_lsn IS NOT NULL"
 )
-"""A query with one value: the names of the physical standbys that are connected; NULL: none is, or we may not see it."""
+"""A query with one value: the names of the physical standbys that are connected; NULL: none that we may see."""
 _BEHIND = (
     """
 SELECT r.application_name, host(r.client_addr), pg_wal_lsn_diff(%(position)s::pg_lsn, r.replay_lsn)::bigint
