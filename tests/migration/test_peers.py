@@ -19,6 +19,7 @@ from balancer.migration.begin import begin_move
 from balancer.nodes.session.connection import Address
 from tests.support.certificates import self_signed
 from tests.support.cluster import Cluster, build, hash_table, hash_tablets, insert_rows
+from tests.support.commands import balancer_here
 from tests.support.servers import new_database, postgres
 from tests.support.standby import make_standby
 
@@ -171,3 +172,17 @@ def test_a_foreign_server_reaches_the_host_that_takes_writes(
         cursor.execute(there.format(name))
         written = "WITH one AS (INSERT INTO there VALUES (%s) RETURNING id) SELECT id FROM one"
         assert cursor.execute(written, (100000,)).fetchall() == [(100000,)]
+
+
+def test_a_check_asks_the_host_that_takes_writes_whichever_comes_first(
+    tmp_path: Path, estate: Estate, cluster: Cluster
+) -> None:
+    bundles = tmp_path / "bundles"
+    bundles.mkdir()
+    dsn = estate.dsn("a", estate.second, estate.first)
+    (bundles / "shop.toml").write_text(f'mode = "observe"\n[nodes.a]\ndsn = "{dsn}"\n')
+    file = tmp_path / "balancer.toml"
+    file.write_text(f'directory = "{cluster.url}"\n')
+    found = balancer_here("node", "check", "--config", file)
+    assert "the server is a standby" not in found.out + found.err
+    assert "connection" not in found.out + found.err

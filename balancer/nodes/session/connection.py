@@ -129,6 +129,12 @@ class Address:
         return _several_hosts(self.dsn) if self.dsn else False
 
 
+def node_itself(address: Address) -> Target:
+    """What looks at a node asks for: of several hosts the one that takes writes, whatever comes first; with one host a
+    standby too, so that it can be named as one instead of as out of reach."""
+    return Target.PRIMARY if address.has_several_hosts() else Target.ANY
+
+
 def connect(
     address: Address,
     *,
