@@ -13,7 +13,7 @@ from balancer.nodes.catalog.findings import compare_roots
 from balancer.nodes.catalog.preflight import Needs, Severity, Shortfall, TableNeeds, grant_script, preflight
 from balancer.nodes.catalog.roots import EVERYWHERE, Facts, facts_on
 from balancer.nodes.session.addresses import address_of, addresses_of
-from balancer.nodes.session.connection import Target, connect, translated
+from balancer.nodes.session.connection import connect, node_itself, translated
 from balancer.polling.poller import NodeAnswer, Poller
 from balancer.settings import BundleSettings, NodeSettings, Settings, load_settings
 from balancer.settings.units import format_size
@@ -146,7 +146,8 @@ def _roots(bundle: BundleSettings) -> tuple[Name, ...]:
 
 def _preflight(node: NodeSettings, needs: Needs, facts: dict[str, dict[Name, Facts]]) -> list[Shortfall]:
     try:
-        with connect(address_of(node), purpose="check", target=Target.ANY) as connection, translated(node.id):
+        address = address_of(node)
+        with connect(address, purpose="check", target=node_itself(address)) as connection, translated(node.id):
             found = preflight(connection, needs)
             if all(
                 finding.level is not Severity.ERROR for finding in found

@@ -32,7 +32,8 @@ from balancer.migration.guards import FenceKeeper, choose_mode
 from balancer.migration.machine import Event, Track
 from balancer.nodes.catalog.shapes import Shape, read_shape
 from balancer.nodes.schema import blockers, install
-from balancer.nodes.session.connection import Connection, Cursor, full_conninfo, run_together, translated
+from balancer.nodes.session import peers
+from balancer.nodes.session.connection import Connection, Cursor, run_together, translated
 from balancer.nodes.tablets import capture, checksum, copy, fence, partition, references, replication
 from balancer.nodes.tablets.copy import Chunk
 from balancer.nodes.tablets.object_names import bound_constraint
@@ -176,7 +177,7 @@ def _start_streaming(ctx: Context, shapes: tuple[Shape, ...]) -> None:
     _replay_at_slot(ctx, shapes)
     with ctx.target() as cursor:
         node = ctx.record.source_node
-        source = full_conninfo(ctx.links.address(node), ctx.links.control(node))
+        source = peers.for_subscription(ctx.links.address(node), ctx.links.control(node))
         replication.create_subscription(cursor, ctx.id, source)
 
 

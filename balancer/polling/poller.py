@@ -29,7 +29,7 @@ from balancer.directory.snapshot import Snapshot
 from balancer.errors import BalancerError
 from balancer.naming import Name
 from balancer.nodes.session.ask_all import FanOut, Unreachable
-from balancer.nodes.session.connection import Address, Target, Timeouts, connect, deadline, translated
+from balancer.nodes.session.connection import Address, Timeouts, connect, deadline, node_itself, translated
 from balancer.nodes.session.holder import ConnectionHolder
 from balancer.polling.node_poll import Claim, NodePoll, poll_node, read_forks
 from balancer.polling.ownership import (
@@ -234,8 +234,7 @@ class Poller:
         self._holder.close()
 
     def _question(self, node: Node, address: Address, roots: tuple[Name, ...]) -> Callable[[], NodePoll]:
-        # With one host a standby is accepted, so that it can be reported as one instead of as "unreachable".
-        target = Target.PRIMARY if address.has_several_hosts() else Target.ANY
+        target = node_itself(address)
 
         def ask() -> NodePoll:
             with self._holder.borrow(address, target) as connection, deadline(connection, self._patience):

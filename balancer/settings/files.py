@@ -300,6 +300,16 @@ class NodeSection(Section):
     forward_user: str = ""
     """The login that other nodes use to reach its tablets, for `forwarding = true`: a role without any rights of its
     own, which `balancer node grant-script --forward-role` creates."""
+    peer_dsn: DsnField | None = None
+    """How other nodes' servers reach it, for their subscriptions and foreign servers; None: as `dsn` says, without the
+    files in it. The password is the same."""
+    peer_sslrootcert: str = ""
+    """The authority's certificate on the other nodes' servers, for `sslmode=verify-full` among them; empty: what the
+    password proves (SCRAM with channel binding)."""
+    peer_sslcert: str = ""
+    """A client certificate on the other nodes' servers; empty: none."""
+    peer_sslkey: str = ""
+    """The key of that certificate, on those servers."""
     has_standbys: bool | None = None
     """Whether it has standbys that may be promoted. None: if one was ever seen. Where it has, a former owner's rows are
     kept until one of them has replayed the switch; false: the last one was given up."""

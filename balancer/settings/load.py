@@ -55,6 +55,8 @@ class NodeSettings:
     forward_user: str = ""
     forward_password: SecretStr | None = None
     has_standbys: bool | None = None
+    peer_dsn: str = ""
+    peer_files: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +312,10 @@ def _node(name: str, section: NodeSection, file: Path, passwords: Path | None, m
         except ValueError as error:
             mistakes.append(Mistake(str(file), f"nodes.{visible(name)}", f"its file in node_passwords {error}"))
     forward = secret("BALANCER_FORWARD_PASSWORD_", "forward_password_file", section.forward_password_file, None)
+    if section.peer_dsn is not None and section.peer_dsn.password is not None:
+        mistakes.append(
+            Mistake(str(file), f"nodes.{name}.peer_dsn", "the password is that of the dsn: leave it out here")
+        )
     return NodeSettings(
         id=name,
         dsn=section.dsn.text,
@@ -322,8 +328,19 @@ def _node(name: str, section: NodeSection, file: Path, passwords: Path | None, m
         read_rate=section.capacity.read_rate,
         forward_user=section.forward_user,
         has_standbys=section.has_standbys,
+        peer_dsn=section.peer_dsn.text if section.peer_dsn is not None else "",
+        peer_files=_peer_files(section),
         forward_password=forward,
     )
+
+
+def _peer_files(section: NodeSection) -> tuple[tuple[str, str], ...]:
+    files = (
+        ("sslrootcert", section.peer_sslrootcert),
+        ("sslcert", section.peer_sslcert),
+        ("sslkey", section.peer_sslkey),
+    )
+    return tuple((name, place) for name, place in files if place)
 
 
 def _table_options(section: Any) -> TableOptions:

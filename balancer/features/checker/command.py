@@ -35,7 +35,7 @@ from balancer.nodes.catalog.findings import compare_roots
 from balancer.nodes.catalog.owners_code import check_readable
 from balancer.nodes.catalog.roots import Facts, facts_on
 from balancer.nodes.session.addresses import address_in, addresses_of
-from balancer.nodes.session.connection import Connection, Target, Timeouts, connect, translated
+from balancer.nodes.session.connection import Connection, Timeouts, connect, node_itself, translated
 from balancer.nodes.tablets.partition import count_rows
 from balancer.policies.checking import Anomaly, CheckRounds, counts, rest_after
 from balancer.polling.ownership import DisagreementKind
@@ -369,7 +369,7 @@ def _root_trouble(settings: Settings, table: Table, poll: ClusterPoll) -> Iterat
     for node, address in sorted(addresses_of([settings.bundle(table.bundle)]).items()):
         report = poll.nodes.get(node)
         if report is not None and report.poll is not None:
-            with connect(address, purpose="verify", target=Target.ANY) as connection, translated(node):
+            with connect(address, purpose="verify", target=node_itself(address)) as connection, translated(node):
                 facts[node] = facts_on(connection, roots)
     for node, text in compare_roots(facts):
         yield {"node": node, "finding": text}
@@ -393,7 +393,8 @@ def _counted(settings: Settings, table: Table, tablets: Sequence[Tablet]) -> dic
             try:
                 if tablet.node not in connections:
                     patient = Timeouts(statement=COUNT_TIMEOUT, network=COUNT_TIMEOUT)
-                    opened = connect(addresses[tablet.node], purpose="verify", target=Target.ANY, timeouts=patient)
+                    where = addresses[tablet.node]
+                    opened = connect(where, purpose="verify", target=node_itself(where), timeouts=patient)
                     connections[tablet.node] = stack.enter_context(opened)
                 connection, partition = connections[tablet.node], partition_names(table, tablet)[0]
                 with translated(tablet.node), connection.transaction(), connection.cursor() as cursor:

@@ -21,17 +21,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
 
 from balancer.errors import Refused
 from balancer.naming import Name
 from balancer.nodes.catalog.bounds import for_values
 from balancer.nodes.schema.proof import remove_views, view_of
-from balancer.nodes.session.connection import Address, Cursor, full_conninfo, keep_out_of_logs
+from balancer.nodes.session import peers
+from balancer.nodes.session.connection import Address, Cursor, keep_out_of_logs
 from balancer.nodes.tablets.partition import Place
 
 SCHEMA = "balancer_all"
-_SERVER_OPTIONS = ("host", "port", "dbname", "sslmode", "sslrootcert")
+_SERVER_OPTIONS = "SELECT srvoptions FROM pg_foreign_server WHERE srvname = %s"
 _PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 
@@ -164,8 +164,7 @@ def _server(node: str) -> str:
 def _set_server(cursor: Cursor, node: str, address: Address, known: set[str]) -> None:
     """Makes it, or replaces its options: an address may have changed."""
     name = sql.Identifier(_server(node))
-    parameters = conninfo_to_dict(full_conninfo(address))
-    options = {key: str(parameters[key]) for key in _SERVER_OPTIONS if parameters.get(key)}
+    options = peers.for_foreign_server(address)
     login = {"user": address.forward_user}
     if address.forward_password is not None:
         login["password"] = address.forward_password
@@ -174,7 +173,11 @@ def _set_server(cursor: Cursor, node: str, address: Address, known: set[str]) ->
         made = _options({**options, "async_capable": "true"})
         cursor.execute(sql.SQL("CREATE SERVER {} FOREIGN DATA WRAPPER postgres_fdw OPTIONS ({})").format(name, made))
     else:
-        cursor.execute(sql.SQL("ALTER SERVER {} OPTIONS ({})").format(name, _options(options, "SET ")))
+        row = cursor.execute(_SERVER_OPTIONS, (_server(node),)).fetchone()
+        before = dict(one.split("=", 1) for one in (row[0] if row else None) or ())
+        before.pop("async_capable", None)
+        if changes := _changes(before, options):
+            cursor.execute(sql.SQL("ALTER SERVER {} OPTIONS ({})").format(name, changes))
     _set_login(cursor, node, login)
 
 
@@ -188,6 +191,15 @@ def _set_login(cursor: Cursor, node: str, login: Mapping[str, str]) -> None:
     keep_out_of_logs(cursor)
     cursor.execute(sql.SQL("DROP USER MAPPING IF EXISTS FOR PUBLIC SERVER {}").format(name))
     cursor.execute(sql.SQL("CREATE USER MAPPING FOR PUBLIC SERVER {} OPTIONS ({})").format(name, _options(login)))
+
+
+def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> sql.Composable | None:
+    """What ALTER SERVER must say; None: nothing."""
+    gone = [sql.SQL("DROP {}").format(sql.Identifier(key)) for key in before if key not in after]
+    added = {key: value for key, value in after.items() if key not in before}
+    changed = {key: value for key, value in after.items() if before.get(key, value) != value}
+    words = [*gone, *(_options(one, verb) for one, verb in ((added, "ADD "), (changed, "SET ")) if one)]
+    return sql.SQL(", ").join(words) if words else None
 
 
 def _options(options: Mapping[str, str], verb: str = "") -> sql.Composable:

@@ -30,7 +30,8 @@ from balancer.nodes.catalog.owners_code import check_owners_code
 from balancer.nodes.definitions.root import make_roots, read_plain_definition
 from balancer.nodes.schema.install import install_schema, upgrade_schema
 from balancer.nodes.schema.leader_transaction import node_command, node_transaction
-from balancer.nodes.session.connection import full_conninfo, translated
+from balancer.nodes.session import peers
+from balancer.nodes.session.connection import translated
 from balancer.nodes.session.holder import Addresses, NodeSessions
 from balancer.nodes.tablets import replication
 from balancer.nodes.tablets.copy import copy_rows
@@ -255,5 +256,5 @@ def make_copy(links: NodeSessions, leader_epoch: int, reference: ReferenceTable,
                 one.merge(cursor)
             check_references_kept(cursor, incoming, home, trusted=trusted)
             guard_copy(cursor, names, reference.tablet.id, home, reference.tablet.epoch)
-            source = full_conninfo(links.address(home), links.control(home))
+            source = peers.for_subscription(links.address(home), links.control(home))
             replication.create_subscription(cursor, stream, source)

@@ -21,6 +21,8 @@ def address_of(node: NodeSettings, *, trusts_owners: bool = False) -> Address:
         node.password.get_secret_value() if node.password is not None else None,
         forward_user=node.forward_user,
         forward_password=node.forward_password.get_secret_value() if node.forward_password is not None else None,
+        peer_dsn=node.peer_dsn,
+        peer_files=node.peer_files,
         has_standbys=node.has_standbys,
         trusts_owners=trusts_owners,
     )

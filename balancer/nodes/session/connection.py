@@ -88,6 +88,10 @@ class Address:
     forward_user: str = ""
     """The login by which other nodes reach its tablets; empty: they do not."""
     forward_password: str | None = field(default=None, repr=False)
+    peer_dsn: str = field(default="", repr=False)
+    """Where other nodes' servers find it; empty: as `dsn` says (`peers`)."""
+    peer_files: tuple[tuple[str, str], ...] = ()
+    """Files as libpq names them (`sslrootcert`), with their places on the other nodes' servers."""
     has_standbys: bool | None = None
     """Whether somebody may be promoted in its place, as an operator says; None: as was seen."""
     trusts_owners: bool = False
@@ -98,17 +102,17 @@ class Address:
 
     def hosts(self) -> str:
         """Its hosts and database, for people."""
-        parameters = _parameters(self)
+        parameters = parameters_of(self)
         return f"{parameters.get('host', 'local socket')}/{parameters.get('dbname', '')}"
 
     def host_and_port(self) -> str:
         """The same with its port, for an address that has one host."""
-        parameters = _parameters(self)
+        parameters = parameters_of(self)
         return f"{parameters.get('host') or parameters.get('hostaddr', 'local socket')}:{parameters.get('port', 5432)}"
 
     def each_host(self) -> "list[Address]":
         """Addresses of one host each, in their order."""
-        lists = {name: str(_parameters(self).get(name) or "").split(",") for name in ("host", "hostaddr", "port")}
+        lists = {name: str(parameters_of(self).get(name) or "").split(",") for name in ("host", "hostaddr", "port")}
         number = max(map(len, lists.values()))
         if number == 1:
             return [self]
@@ -116,13 +120,19 @@ class Address:
         for at in range(number):
             # One port may be for all of them.
             one = {name: words[at if len(words) > 1 else 0] for name, words in lists.items()}
-            words = {name: value for name, value in {**_parameters(self), **one}.items() if value != ""}
+            words = {name: value for name, value in {**parameters_of(self), **one}.items() if value != ""}
             found.append(replace(self, dsn=make_conninfo("", **words)))
         return found
 
     def has_several_hosts(self) -> bool:
         """Whether the server behind it may change on its own (a failover)."""
         return _several_hosts(self.dsn) if self.dsn else False
+
+
+def node_itself(address: Address) -> Target:
+    """What looks at a node asks for: of several hosts the one that takes writes, whatever comes first; with one host a
+    standby too, so that it can be named as one instead of as out of reach."""
+    return Target.PRIMARY if address.has_several_hosts() else Target.ANY
 
 
 def connect(
@@ -140,7 +150,7 @@ def connect(
     `purpose` ends its application name. With `replication` it is one for slot commands of logical replication.
     """
     name = f"tablet-balancer {purpose}".strip()
-    parameters = _parameters(address)
+    parameters = parameters_of(address)
     extra: dict[str, str | int] = {
         "application_name": name,
         "connect_timeout": max(2, round(timeouts.connect)),
@@ -194,19 +204,6 @@ def _check_cluster(connection: Connection, address: Address, known: own_schema.B
         )
     if known.identity:
         IDENTITIES[connection] = known.identity
-
-
-def full_conninfo(address: Address, connected: Connection | None = None) -> str:
-    """Address and password as one string, for a server that must connect to this node itself. Not for printing.
-
-    The server does not see our passfile: a password that libpq found there is taken from an open connection.
-    """
-    parameters = _parameters(address)
-    password = address.password
-    if password is None and connected is not None:
-        password = connected.info.password or None
-    secret = {} if password is None else {"password": password}
-    return make_conninfo("", **{**parameters, **secret})
 
 
 def keep_out_of_logs(cursor: Cursor) -> None:
@@ -353,10 +350,11 @@ def deadline(connection: Connection, seconds: float) -> Iterator[None]:
 
 @lru_cache(maxsize=8192)
 def _several_hosts(dsn: str) -> bool:
-    return "," in str(_parameters(Address("", dsn)).get("host", ""))
+    return "," in str(parameters_of(Address("", dsn)).get("host", ""))
 
 
-def _parameters(address: Address) -> dict[str, str | int]:
+def parameters_of(address: Address) -> dict[str, str | int]:
+    """What its DSN says, name by name."""
     try:
         return dict(_parsed(address.dsn))
     except psycopg.ProgrammingError:
