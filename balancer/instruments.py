@@ -75,9 +75,9 @@ class Instruments:
         )
         self.bundle_state = self._gauge(
             "bundle_state",
-            "1 for the current state: balanced, working, waiting for the schedule, blocked, idle by configuration.",
+            "1 for the current state: balanced, working, waiting for the schedule, blocked.",
             ("bundle", "state"),
-            "bundles × 5 states",
+            "bundles × 4 states",
         )
         self.bundle_mode = self._gauge(
             "bundle_mode", "1 for the bundle's mode: observe, approve, autonomous.", ("bundle", "mode"), "bundles × 3"

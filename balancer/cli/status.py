@@ -58,8 +58,7 @@ def status(
         bool, typer.Option("--check", help="exit with 1 if a bundle is blocked or its state is unknown")
     ] = False,
 ) -> None:
-    """Shows the state of each bundle: balanced, working, waiting for the schedule, blocked and by what, or idle by
-    configuration and which key changes that."""
+    """Shows the state of each bundle: balanced, working, waiting for the schedule, or blocked and by what."""
     troubled = False
     with directory_of(directory, config) as opened:
 

@@ -1,8 +1,7 @@
 """What one tick of a bundle found out: a value that the API, the page and the command line show.
 
-Made by `tick`, read by everybody above; nothing here acts. The words are never mixed up: `balanced` means that
-there is nothing to do, `blocked` that there is and something is in the way, `idle by configuration` that nothing may
-be done about it because moves are switched off.
+Made by `tick`, read by everybody above; nothing here acts. The four words are never mixed up: `balanced` means that
+there is nothing to do, `blocked` that there is and something is in the way.
 
 Nodes and migrations as a tick reports them to people. Pure.
 
@@ -39,7 +38,6 @@ class StateWord(StrEnum):
     WORKING = "working"
     WAITING = "waiting for the schedule"
     BLOCKED = "blocked"
-    IDLE = "idle by configuration"
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class Moments:
             if kept and int(kept[-1].at / seconds) == int(moment.at / seconds):
                 kept.pop()
             kept.append(moment)
-        if moment.word in (StateWord.BALANCED, StateWord.IDLE):
+        if moment.word is StateWord.BALANCED:
             self.begun = None
         elif self.begun is None:
             self.begun = moment.at

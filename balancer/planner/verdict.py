@@ -1,8 +1,7 @@
 """One word and one sentence for a bundle. Pure: everything that may stand in the way is given.
 
 The order of the questions is the order of importance to an operator: lost writes, what is running, what is broken, what
-is in the way, what it waits for. It says "balanced" only when none of them applies, and
-not of a bundle that could be better and whose moves are switched off.
+is in the way, what it waits for. It says "balanced" only when none of them applies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -195,22 +194,13 @@ def _idle(situation: VerdictFacts) -> tuple[StateWord, str]:
         blocked = hindrance or _waiting_moves(situation.plan) or ("" if off else _stuck(situation.plan))
         if blocked:
             return StateWord.BLOCKED, blocked
-    return _at_rest(situation.plan, off, _emptied(draining))
-
-
-def _at_rest(plan: PlanResult, off: str, empty: str) -> tuple[StateWord, str]:
-    """Nothing is in the way: it is as good as it gets, or as its configuration lets it be."""
-    if off:
-        more = f"; {empty}" if empty else ""
-        return StateWord.IDLE, f"{off}; the score is {plan.score_before:.0f} of 100, at best {plan.limit:.0f}{more}"
-    if empty:
-        return StateWord.BALANCED, f"nothing to do; {empty}"
-    return StateWord.BALANCED, f"score {plan.score_before:.0f} of 100{_best(plan)}; nothing to do"
-
-
-def _emptied(draining: Sequence[str]) -> str:
-    names, verb = " and ".join(draining), "are" if len(draining) > 1 else "is"
-    return f"node {names} {verb} empty and may be removed" if draining else ""
+    if draining:
+        names, verb = " and ".join(draining), "are" if len(draining) > 1 else "is"
+        return StateWord.BALANCED, f"nothing to do; node {names} {verb} empty and may be removed"
+    return (
+        StateWord.BALANCED,
+        f"score {situation.plan.score_before:.0f} of 100{_best(situation.plan)}; nothing to do{off}",
+    )
 
 
 def _uncut(plan: PlanResult) -> str:
@@ -247,9 +237,9 @@ def _stuck(plan: PlanResult) -> str:
 
 
 def _switched_off(plan: PlanResult) -> str:
-    """Which switch keeps what could be better as it is, and how to change that; empty: none does."""
+    """What an operator has switched off, where that is why nothing is done."""
     found = [code for code in _OFF if plan.counts.get(code)]
-    return _OFF[found[0]] if found else ""
+    return f": {_OFF[found[0]]}" if found else ""
 
 
 def _hindrance(plan: PlanResult) -> str:
@@ -287,11 +277,9 @@ _NAMED = ("over-capacity", "broken-rule")
 """Hindrances of the whole bundle, whose own sentences say which node or rule it is."""
 
 _OFF = {
-    "mover-off": (
-        "moves are switched off: set enable_cell_balancer = true (in-memory tables: enable_in_memory_cell_balancer)"
-    ),
-    "group-off": "moves are switched off for a group of tables: set its enable_move = true",
-    "table-off": "moves are switched off for tables: set their enable_auto_tablet_move = true",
+    "mover-off": "moves are switched off; see enable_cell_balancer and enable_in_memory_cell_balancer",
+    "group-off": "moves are switched off for a group of tables; see enable_move",
+    "table-off": "moves are switched off for tables; see enable_auto_tablet_move",
 }
 
 

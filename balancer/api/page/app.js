@@ -12,7 +12,7 @@ import { createTimeline } from "./timeline.js";
 
 const PERIOD = 2000;
 const HIDDEN_PERIOD = 15000;
-const ORDER = ["blocked", "working", "waiting for the schedule", "idle by configuration", "balanced"];
+const ORDER = ["blocked", "working", "waiting for the schedule", "balanced"];
 
 const page = { overview: null, tag: null, token: keptToken(), lost: null, skew: 0, bundle: "", chosen: false, filtered: false, timer: 0, ticked: 0, at: null, picture: null, series: null, turn: 0 };
 

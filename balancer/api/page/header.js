@@ -2,7 +2,7 @@
 import { byId, bytes, clock, duration, element, fill, svg } from "./dom.js";
 
 const STALE_SECONDS = 90;
-const SHORT = { "waiting for the schedule": "waiting", "idle by configuration": "idle" };
+const SHORT = { "waiting for the schedule": "waiting" };
 
 export const shortWord = (word) => SHORT[word] ?? word;
 
